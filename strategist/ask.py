@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strategist.document.plan import Hint, Objective, Policy, Request
-from strategist.errors import InputError
+from strategist.errors import InputError, shown
 from strategist.facts.calibration import Factor, shipped_factors
 from strategist.facts.clusters import cluster_from_flags, cpu_cluster, resolve_cluster
 from strategist.facts.gpus import backend_of
@@ -278,7 +278,15 @@ def _model(given: Given) -> tuple[ModelShape, tuple[Assumption, ...]]:
         return load_model_config(given.model_config), ()
     if isinstance(given.model, str) and is_size(given.model):
         return _sized(given.model)
-    return load_model(given.model), ()
+    model = load_model(given.model)
+    return model, tuple(_alike(model))
+
+
+def _alike(model: ModelShape) -> Iterator[Assumption]:
+    """That a variant of a model has the shape of the one that the catalogue has."""
+    if model.called:
+        value = f"{shown(model.called)} has the shape of {model.name}"
+        yield Assumption(what="model", value=value, flag="--model-config FILE", basis="assumed", source=model.source)
 
 
 def _is_a_stack(model: ModelShape) -> None:

@@ -15,8 +15,6 @@ from strategist.facts.sizes import is_size, shape_for_size
 from strategist.records import replace
 
 _REMARK = re.compile(r" ?\(.*\)| cut to .*| V\d .*")
-_TUNED = re.compile(r"[-_ ](?:instruct|chat|it|hf)$", re.IGNORECASE)
-"""Ends of names that tell how a model was trained; its shape is the same."""
 _SIZE = re.compile(r"[-_ ](\d+(?:\.\d+)?)(B|M)$", re.IGNORECASE)
 _FIRST_DENSE = re.compile(r"first (\d+) layers? dense")
 _FAR = 1.5
@@ -51,7 +49,7 @@ def _catalogued(name: str) -> ModelShape | None:
         return _sized(name)
     folded = name.lower().replace(" ", "-")
     longer = [row["name"] for row in rows("models") if row["name"].startswith(f"{folded}-")]
-    spellings = (name, *(longer if len(longer) == 1 else ()), name.replace("/", "-"), _TUNED.sub("", name))
+    spellings = (name, *(longer if len(longer) == 1 else ()), name.replace("/", "-"))
     called = next((found for found in map(rows_called, spellings) if len(found) == 1), None)
     return None if called is None else shape_from_row(called[0])
 

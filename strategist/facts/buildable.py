@@ -11,7 +11,7 @@ FREE = frozenset(
     {
         "name", "family", "layers", "hidden", "vocab", "ffn_hidden", "heads", "kv_heads", "head_dim", "tied", "max_seq",
         "pos_rows", "mlp_gated", "mlp_bias", "qkv_bias", "o_bias", "lm_head_bias", "window", "full_every", "pattern", "moe",
-        "parameters_stated", "basis", "source", "notes", "adapters",
+        "parameters_stated", "basis", "source", "notes", "called", "adapters",
     }
 )  # fmt: skip
 """Fields of a shape that may have any value; some are looked at more closely below."""

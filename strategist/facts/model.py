@@ -46,7 +46,8 @@ class ModelShape:
     of the token table where it is not the model's, `v_dim` the width of a value head where it is not `head_dim` (0: it
     is), `full_heads` the heads of full-attention layers where sliding ones have others. With `adapters` the weights are frozen
     and small matrices beside them are trained, which count as matrices of the layers. `tables` are rows and width of every
-    table of embeddings in a module that nobody described, whose weights the other fields count.
+    table of embeddings in a module that nobody described, whose weights the other fields count. `called` is the name that was said where
+    the catalogue has another model of the same shape.
     """
 
     name: str
@@ -97,6 +98,7 @@ class ModelShape:
     basis: Literal["measured", "derived", "datasheet", "assumed"] = "datasheet"
     source: str = ""
     notes: tuple[str, ...] = ()
+    called: str = ""
     adapters: Adapters | None = None
     tables: tuple[tuple[int, int], ...] = ()
 

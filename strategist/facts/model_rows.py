@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,6 +16,9 @@ from strategist.records import names_of, replace
 from strategist.units import plain_text
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_DATE = re.compile(r"\d\d(0[1-9]|1[0-2])|(0[1-9]|1[0-2])[0-3]\d", re.ASCII)
+"""Year and month (2507), or month and day (0324)."""
+_VERSION = re.compile(r"v\d+(\.\d+)*", re.ASCII)
 _CYCLE = re.compile(r"(\d+) (\w+)[^:]* : (\d+) (\w+)")
 _BUILT = {"extra", "full_heads", "moe", "mla", "ssm", "mix", "norm", "source", "notes"}
 _COPIED = set(names_of(ModelShape)) - _BUILT
@@ -28,7 +31,8 @@ _WORDS: dict[str, Mixer] = {
 
 
 def find_model(name: str, flag: str = "--model") -> Row:
-    """The catalogue row of a model, by its name or its Hugging Face id (with or without the organisation).
+    """The catalogue row of a model, by its name or its Hugging Face id (with or without the organisation), or by that of a variant of
+    it with the same shape (`_shape_names`).
 
     Case, blanks, dashes, underscores and dots do not matter where they are not needed to tell two models apart.
     Raises InputError UNKNOWN_MODEL (with the nearest names), AMBIGUOUS, and OFFLINE for an `org/name` that is not in
@@ -45,6 +49,34 @@ def find_model(name: str, flag: str = "--model") -> Row:
 
 
 def rows_called(name: str) -> Sequence[Row]:
+    """The rows with this name, or else the one row whose shape a model of this name has."""
+    return _rows_named(name) or next((found for found in map(_rows_named, _shape_names(name)) if len(found) == 1), ())
+
+
+def is_variant(name: str) -> bool:
+    """Whether a name that the catalogue knows is that of a variant of a model."""
+    return not _rows_named(name)
+
+
+def _shape_names(name: str) -> Iterator[str]:
+    """Names that a model of the same shape may have, the longest first: without whoever published it, without words that say how it was
+    trained or stored, without the date of that, and without its version, which stands behind such a word.
+
+    A date or a version in a base model's own name is still there when the longer names are tried.
+    """
+    bare = name.rpartition("/")[2]
+    parts = [part for part in re.split(r"[-_ ]", bare.lower()) if part]
+    variants = {row["word"] for row in rows("model_variants")}
+    behind = [
+        before in variants and _VERSION.fullmatch(part) for before, part in zip(["", *parts], parts, strict=False)
+    ]
+    kept = [(part, is_of_it) for part, is_of_it in zip(parts, behind, strict=True) if part not in variants]
+    dateless = [(part, is_of_it) for part, is_of_it in kept if not _DATE.fullmatch(part)]
+    bases = (kept, dateless, [own for own in dateless if not own[1]])
+    yield from (bare, *("-".join(part for part, _ in base) for base in bases))
+
+
+def _rows_named(name: str) -> Sequence[Row]:
     """The rows with this name in the strictest spelling in which there is any."""
     spellings = (
         _index(spelling).get(spelling(name), ()) for spelling in (str.lower, _without_separators, _without_dots)

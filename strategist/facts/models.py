@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from strategist.errors import InputError
 from strategist.facts.model import ModelShape
-from strategist.facts.model_rows import find_model, shape_from_row
+from strategist.facts.model_rows import find_model, is_variant, shape_from_row
 from strategist.facts.sizes import is_size, shape_for_size
+from strategist.records import replace
 
 if TYPE_CHECKING:
     from strategist.facts.modules import ModuleLike
@@ -23,7 +24,8 @@ _FILE = re.compile(r"(\.{0,2}|~)/.*|.*\.(json|ya?ml|toml)|.*/.*/.*", re.IGNORECA
 def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | ModelShape | ModuleLike, flag: str = "--model") -> ModelShape:  # fmt: skip
     """The shape of a model given in any of these ways.
 
-    A text is a size (`7B`), a catalogue name or Hugging Face id (`llama-3.1-8b`, `meta-llama/Llama-3.1-8B`), or a path:
+    A text is a size (`7B`), a catalogue name or Hugging Face id (`llama-3.1-8b`, `meta-llama/Llama-3.1-8B`), also that of a variant that
+    was trained further (`meta-llama/Llama-3.1-8B-Instruct`), or a path:
     what starts with `./`, `../`, `/` or `~/`, ends in .json, .yaml or .toml, or has two slashes. What is in the current
     folder never changes the meaning of a name. A mapping is a Hugging Face configuration; a module is read by duck
     typing (`modules.shape_from_module`). Raises InputError as these do, and TYPE for anything else.
@@ -54,7 +56,8 @@ def _from_text(text: str, flag: str) -> ModelShape:
         return shape_for_size(text, flag).shape
     if _FILE.fullmatch(text.strip(" ")):
         return load_model_config(text.strip(" "), flag)
-    return shape_from_row(find_model(text, flag))
+    shape = shape_from_row(find_model(text, flag))
+    return replace(shape, called=text) if is_variant(text) else shape
 
 
 def _from_module(source: Any, flag: str) -> ModelShape:

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from strategist.document.judgement import Finding
-from strategist.readers.beside import engine_says
+from strategist.readers.beside import engine_faults, engine_says
 from strategist.readers.foreign import (
     FORMATS,
     FSDP_STAGES,
@@ -63,6 +63,7 @@ def read(source: Source, ranks: int | None) -> Foreign:
         *_mesh(table, processes),
         *_precision(table),
         *_ranks(processes, ranks),
+        *engine_faults(source, section_of(table, "deepspeed_config").get("deepspeed_config_file")),
     )
     return Foreign(says=_says(source, processes), findings=found)
 
@@ -88,7 +89,8 @@ def _says(source: Source, processes: int | None) -> Says:
         return says | _fsdp(table, processes)
     if kind == "DEEPSPEED":
         section = section_of(table, "deepspeed_config")
-        return {**engine_says(source, section.get("deepspeed_config_file")), **says, **_deepspeed(section)}
+        engine = engine_says(source, section.get("deepspeed_config_file"))
+        return {**engine, **says, **_deepspeed(section), **_ulysses(sizes(table)["sp"])}
     if sizes(table)["tp"] > 1:  # whoever cut the model knows how its shards and replicas are
         return says | told(tp=sizes(table)["tp"])
     return says | told(zero=0, offload="none", dp_replicate=processes)
@@ -135,6 +137,11 @@ def _deepspeed(section: Mapping[str, Any]) -> dict[str, Any]:
         offload="nvme" if "nvme" in devices.values() else offload,
         accumulation=whole(section.get("gradient_accumulation_steps")),
     )
+
+
+def _ulysses(size: int) -> dict[str, Any]:
+    """DeepSpeed's split of sequences, which Accelerate sets up (accelerate 1.15, accelerator.py, sp_backend)."""
+    return {"cp": size, "context_parallel": "all-to-all"} if size > 1 else {}
 
 
 def _missing(table: Mapping[str, Any]) -> Iterator[Finding]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strategist.document.judgement import Finding
-from strategist.facts.adapters import TARGETS
-from strategist.readers.beside import engine_says
+from strategist.errors import shown
+from strategist.readers.beside import engine_faults, engine_says, over_engine
 from strategist.readers.foreign import (
     IN_BF16,
     OPTIMIZERS,
@@ -17,6 +17,9 @@ from strategist.readers.foreign import (
     Source,
     Tables,
     finding,
+    fsdp_stage,
+    hybrid_shards,
+    lora_targets,
     section_of,
     switched,
     told,
@@ -33,6 +36,9 @@ TABLES = Tables(
 OWN = ("base_model", "micro_batch_size", "sequence_len", "datasets", "sample_packing", "dataset_prepared_path")
 """Keys that together only axolotl has."""
 
+USUAL_LENGTH = 512
+"""axolotl's own (axolotl 0.19.0, utils/schemas/config.py, sequence_len)."""
+
 AXES = {
     "dp_replicate": "dp_replicate_size",
     "dp_shard": "dp_shard_size",
@@ -47,8 +53,9 @@ def read(source: Source, ranks: int | None) -> Foreign:
     if section_of(table, "fsdp_config"):  # older files have Accelerate's prefix, which axolotl takes off
         section = section_of(table, "fsdp_config")
         table["fsdp_config"] = {key.removeprefix("fsdp_") or key: value for key, value in section.items()}
-    found = (*TABLES.unknown(table), *_engines(table), *_formats(table), *_uncounted(table))
-    return Foreign(says={**_engine(source, table), **_says(table), **_adapters(table)}, findings=found)
+    found = (*TABLES.unknown(table), *_engines(table), *_formats(table), *_uncounted(source, table))
+    says = over_engine(_engine(source, table), _says(table))
+    return Foreign(says={**says, **_adapters(table)}, findings=found)
 
 
 def _says(table: Mapping[str, Any]) -> Says:
@@ -57,19 +64,30 @@ def _says(table: Mapping[str, Any]) -> Says:
     recompute = (
         "full" if switched(table, "gradient_checkpointing") or switched(section, "activation_checkpointing") else "none"
     )
-    reshard = 3 if str(section.get("reshard_after_forward", True)).lower() == "true" else 2
     return told(
         micro_batch=whole(table.get("micro_batch_size")),
         accumulation=whole(table.get("gradient_accumulation_steps")) or 1,
-        seq_len=whole(table.get("sequence_len")),
+        seq_len=whole(table.get("sequence_len", USUAL_LENGTH)),
         recompute=recompute,
         compute=_low(table),
         compile=_is_compiled(table),
         optimizer=OPTIMIZERS.get(str(table.get("optimizer", "adamw_torch_fused")).lower()),
-        zero=reshard if _is_sharded(table) else None,
+        zero=_stage(table) if _is_sharded(table) else None,
         offload="parameters" if switched(section, "offload_params") else None,
         **degrees,
     )
+
+
+def _strategies(table: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What says whether gathered weights stay, what counts most first: today's switch, the words that go to Trainer, and the older key of
+    fsdp_config (axolotl 0.19.0, docs/multi-gpu.qmd)."""
+    section, words = section_of(table, "fsdp_config"), table.get("fsdp")
+    listed = words if isinstance(words, list) else str(words or "").split()
+    return (section.get("reshard_after_forward"), *listed, section.get("sharding_strategy"))
+
+
+def _stage(table: Mapping[str, Any]) -> int:
+    return next((stage for stage in map(fsdp_stage, _strategies(table)) if stage is not None), 3)
 
 
 def _low(table: Mapping[str, Any]) -> str | None:
@@ -103,12 +121,8 @@ def _adapters(table: Mapping[str, Any]) -> Says:
     method = table.get("adapter") or "full"
     if method not in ("lora", "qlora"):
         return told(method="full" if method == "full" else None)
-    listed = table.get("lora_target_modules")
-    targets = [str(name).removesuffix("_proj") for name in listed] if isinstance(listed, list) else []
-    is_plain = bool(targets) and set(targets) <= set(TARGETS) and not switched(table, "lora_target_linear")
-    return told(
-        method=method, lora_rank=whole(table.get("lora_r")), lora_targets=",".join(targets) if is_plain else None
-    )
+    targets = None if switched(table, "lora_target_linear") else lora_targets(table.get("lora_target_modules"))
+    return told(method=method, lora_rank=whole(table.get("lora_r")), lora_targets=targets)
 
 
 def _engines(table: Mapping[str, Any]) -> Iterator[Finding]:
@@ -123,10 +137,16 @@ def _formats(table: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding("two-low-formats", "bf16")
 
 
-def _uncounted(table: Mapping[str, Any]) -> Iterator[Finding]:
+def _uncounted(source: Source, table: Mapping[str, Any]) -> Iterator[Finding]:
     yield from uncounted_optimizer("optimizer", table.get("optimizer"))
     if table.get("activation_offloading"):
         yield finding("activations-on-host", "activation_offloading")
+    if table.get("rl"):
+        yield finding("preferences", "rl", word=shown(str(table["rl"])))
+    if switched(table, "load_in_8bit"):
+        yield finding("weights-of-eight-bits", "load_in_8bit", bits=8)
+    yield from hybrid_shards("fsdp_config", _strategies(table))
+    yield from engine_faults(source, table.get("deepspeed"))
 
 
 def recognises(source: Source) -> bool:

@@ -7,22 +7,37 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from strategist.document.judgement import Said
+from strategist.document.judgement import Finding, Said
 from strategist.errors import InputError
-from strategist.readers.deepspeed import said_by
-from strategist.readers.foreign import Source
+from strategist.readers.deepspeed import said_by, uncounted
+from strategist.readers.foreign import Says, Source
 from strategist.readers.script import script_of
 from strategist.reading import PARSERS, parse_document, read_text
 
-TAKEN = ("zero", "offload", "tp", "cp", "context_parallel", "micro_batch", "accumulation")
+TAKEN = ("zero", "offload", "tp", "cp", "context_parallel", "micro_batch", "accumulation", "optimizer")
 """What of DeepSpeed's file counts where the file that names it is silent; formats are the latter's, which fills them in."""
 
 
 def engine_says(source: Source, named: Any) -> dict[str, Said]:
     """How states are kept by the DeepSpeed file that is named in `source`, whole or by path; nothing where it cannot be read."""
-    table = named if isinstance(named, dict) else table_named(source, named) if isinstance(named, str) else {}
+    table = _engine_of(source, named)
     says = said_by(table, None) if table else {}
     return {name: says[name] for name in TAKEN if name in says}
+
+
+def over_engine(engine: Says, own: Says) -> dict[str, Said]:
+    """What a file says beside its DeepSpeed file, whose optimizer counts where it names one: Trainer then makes none (Transformers 5.23.0,
+    integrations/deepspeed.py, deepspeed_optim_sched)."""
+    return {**engine, **own, **{name: word for name, word in engine.items() if name == "optimizer"}}
+
+
+def engine_faults(source: Source, named: Any) -> Iterator[Finding]:
+    """What predictions do not count of the DeepSpeed file that is named in `source`."""
+    yield from uncounted(_engine_of(source, named), "deepspeed: ")
+
+
+def _engine_of(source: Source, named: Any) -> Mapping[str, Any]:
+    return named if isinstance(named, dict) else table_named(source, named) if isinstance(named, str) else {}
 
 
 def table_named(source: Source, path: str) -> Mapping[str, Any]:

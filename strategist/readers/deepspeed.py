@@ -8,6 +8,7 @@ from typing import Any
 from strategist.document.judgement import Finding, Said
 from strategist.readers.foreign import (
     FORMATS,
+    OPTIMIZERS,
     Foreign,
     Reader,
     Says,
@@ -19,6 +20,7 @@ from strategist.readers.foreign import (
     section_of,
     switched,
     told,
+    uncounted_optimizer,
     whole,
 )
 
@@ -57,6 +59,7 @@ def read(source: Source, ranks: int | None) -> Foreign:
         *_zero(table),
         *_zero_plus_plus(table, ranks or _started(table, says)),
         *_formats(table),
+        *uncounted(table),
     )
     return Foreign(says=says, findings=found)
 
@@ -94,7 +97,18 @@ def said_by(table: Mapping[str, Any], ranks: int | None) -> Says:
     size = told(global_batch=batch or (micro * accumulation * dp if micro and accumulation and dp else None))
     cp = _sequence_ranks(table)
     cuts = {"tp": _tensor_ranks(table), "cp": cp} | ({"context_parallel": "all-to-all"} if cp > 1 else {})
-    return layout | size | split | cuts | _numbers(table)
+    optimizer = told(optimizer=OPTIMIZERS.get(str(_optimizer(table)).lower()))
+    return layout | size | split | cuts | optimizer | _numbers(table)
+
+
+def _optimizer(table: Mapping[str, Any]) -> Any:
+    """The optimizer that DeepSpeed makes itself; None where the program gives it one."""
+    return section_of(table, "optimizer").get("type")
+
+
+def uncounted(table: Mapping[str, Any], before: str = "") -> Iterator[Finding]:
+    """What predictions do not count; `before` leads to the table from a file that names it."""
+    yield from uncounted_optimizer(f"{before}optimizer.type", _optimizer(table))
 
 
 def _offload(zero: Mapping[str, Any]) -> str:
@@ -107,7 +121,7 @@ def _offload(zero: Mapping[str, Any]) -> str:
 
 
 def _numbers(table: Mapping[str, Any]) -> dict[str, Said]:
-    """Formats of weights, gradients, reduction, compute and masters."""
+    """Formats of weights, gradients, reduction, compute and masters; nothing where whoever reads the file is to fill them in."""
     autocast = section_of(table, "torch_autocast")
     if switched(autocast, "enabled"):
         low = str(autocast.get("dtype", "bfloat16"))
@@ -119,6 +133,8 @@ def _numbers(table: Mapping[str, Any]) -> dict[str, Said]:
             gradient = FORMATS.get(str(section_of(table, "data_types").get("grad_accum_dtype", short)), low)
             reduce = FORMATS.get(str(table.get("communication_data_type", short)), low)
             return {"parameter": low, "gradient": gradient, "reduce": reduce, "compute": low, "master": "float32"}
+    if any(section_of(table, short).get("enabled") == "auto" for short in ("bf16", "fp16")):
+        return {}
     return {**dict.fromkeys(("parameter", "gradient", "reduce", "compute"), "float32"), "master": "none"}
 
 
@@ -180,8 +196,8 @@ def _zero_plus_plus(table: Mapping[str, Any], ranks: int | None) -> Iterator[Fin
         return
     for key, rule in on.items():
         yield finding(rule, f"zero_optimization.{key}")
-    sent = FORMATS.get(str(table.get("communication_data_type")), _numbers(table)["reduce"])
-    if QGZ in on and sent != "float16":
+    sent = FORMATS.get(str(table.get("communication_data_type")), _numbers(table).get("reduce"))
+    if QGZ in on and sent not in (None, "float16"):
         yield finding("deepspeed-quantized-format", f"zero_optimization.{QGZ}", sent=sent)
     if size > 1:
         yield finding("deepspeed-hpz-copy", f"zero_optimization.{HPZ}", size=size)

@@ -10,6 +10,7 @@ from typing import Any
 from strategist.catalog import rows
 from strategist.document.judgement import Finding, Said
 from strategist.errors import nearest, shown
+from strategist.facts.adapters import TARGETS
 from strategist.facts.key_ranges import key_ranges
 from strategist.facts.model import ModelShape
 from strategist.records import dataclass
@@ -226,6 +227,27 @@ OPTIMIZERS = {
 }
 """What the optimizers of Transformers (training_args.py, OptimizerNames), axolotl (utils/schemas/enums.py, CustomSupportedOptimizers) and
 llm-foundry (registry of optimizers) hold, in the Plan's words."""
+
+
+def fsdp_stage(word: Any) -> int | None:
+    """The stage of ZeRO that a name of FSDP's strategies comes to, or the switch that gathered weights are let go after forward; None for
+    other words."""
+    name = str(word).upper()
+    return FSDP_STAGES.get({"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}.get(name, name))
+
+
+def hybrid_shards(place: str, words: Iterable[Any]) -> Iterator[Finding]:
+    """A warning for strategies that shard inside a node, where a file does not say how many devices a node has."""
+    named = next((str(word) for word in words if "HYBRID" in str(word).upper()), None)
+    if named is not None:
+        yield finding("hybrid-shard", place, word=shown(named))
+
+
+def lora_targets(listed: Any) -> str | None:
+    """Matrices with adapters in the Plan's words, where a list or a text names some, and all of them stand in every layer by such names."""
+    names = listed if isinstance(listed, list) else str(listed or "").replace(",", " ").split()
+    found = [str(name).removesuffix("_proj") for name in names]
+    return ",".join(found) if found and set(found) <= set(TARGETS) else None
 
 
 def uncounted_optimizer(place: str, word: Any) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +27,10 @@ def read(source: Source, ranks: int | None) -> Foreign:
 
 
 def _commands(source: Source) -> str:
-    return str(source.table.get("run", ""))
+    """What it runs, under the variables that it sets before."""
+    given = section_of(source.table, "envs").items()
+    envs = [f"{name}={shlex.quote(str(word))}" for name, word in given if word is not None]
+    return "\n".join((*envs, str(source.table.get("run", ""))))
 
 
 def devices_of(resources: Mapping[str, Any]) -> int | None:

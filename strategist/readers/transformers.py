@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from strategist.document.judgement import Finding, Said
-from strategist.readers.beside import engine_says
+from strategist.readers.beside import engine_faults, engine_says, over_engine
 from strategist.readers.foreign import (
+    FSDP_STAGES,
     IN_BF16,
     OPTIMIZERS,
     Foreign,
@@ -21,6 +22,8 @@ from strategist.readers.foreign import (
     Source,
     Tables,
     finding,
+    fsdp_stage,
+    hybrid_shards,
     keys_of,
     section_of,
     switched,
@@ -30,6 +33,7 @@ from strategist.readers.foreign import (
 )
 from strategist.readers.models import named_at
 from strategist.reading import parse_json, read_text
+from strategist.records import replace
 
 TABLES = Tables(
     framework="transformers",
@@ -51,6 +55,19 @@ FACTORY = Tables(
     title="LLaMA-Factory 0.9.5",
     swallows={"": "its parser refuses the file"},
 )
+OPTION = "per_device_train_batch_size"
+USUAL_BATCH = 8
+"""Trainer's own (Transformers 5.23.0, training_args.py, per_device_train_batch_size)."""
+LENGTHS = ("max_length", "max_seq_length", "block_size", "model_max_length", "cutoff_len")
+"""What programs call the length of their sequences: TRL, transformers' examples, FastChat, LLaMA-Factory."""
+SFT_KEYS = (
+    "packing", "packing_strategy", "eval_packing", "padding_free", "dataset_text_field", "dataset_kwargs", "assistant_only_loss",
+    "completion_only_loss", "chat_template_path",
+)  # fmt: skip
+"""Keys of SFTConfig that no other program around Trainer has."""
+OF_LENGTH = ("sft", "dpo", "kto", "reward")
+TRL_LENGTH = 1024
+"""TRL's trainers that cut sequences at max_length, and where they do unasked (TRL 1.16.0, trainer/*_config.py)."""
 OWN = ("stage", "finetuning_type", "dataset", "template", "cutoff_len", "dataset_dir")
 """Keys of LLaMA-Factory that TrainingArguments do not have."""
 
@@ -62,13 +79,27 @@ def read(source: Source, ranks: int | None) -> Foreign:
 
 def read_sft(source: Source, ranks: int | None) -> Foreign:
     """What a file of TRL's SFTConfig says, and its faults."""
-    found = _arguments(source, SFT, ranks)
-    return Foreign(says={**found.says, **told(seq_len=whole(source.table.get("max_length")))}, findings=found.findings)
+    usual = replace(source, value=with_trl_defaults(source.table, "sft"))
+    found = _arguments(usual, SFT, ranks)
+    own = _arguments(source, SFT, ranks)
+    return Foreign(says={**found.says, **told(seq_len=whole(usual.table.get("max_length")))}, findings=own.findings)
+
+
+def with_trl_defaults(table: Mapping[str, Any], trainer: str) -> dict[str, Any]:
+    """What one of TRL's trainers is given, with what TRL sets unasked and Trainer does not (TRL 1.16.0, trainer/base_config.py and sft_config.py;
+    a parser of switches that are on knows them with no_ in front)."""
+    usual: dict[str, Any] = {
+        "gradient_checkpointing": not switched(table, "no_gradient_checkpointing"),
+        "bf16": not switched(table, "fp16"),
+    }
+    if trainer in OF_LENGTH and not set(LENGTHS) & set(table):
+        usual["max_length"] = TRL_LENGTH
+    return usual | {name: word for name, word in table.items() if word is not None}
 
 
 def _arguments(source: Source, known: Tables, ranks: int | None) -> Foreign:
     table = source.table
-    found = (*known.unknown(table), *fsdp_keys(table), *choices(table))
+    found = (*known.unknown(table), *fsdp_keys(table), *choices(table), *engine_faults(source, table.get("deepspeed")))
     return Foreign(says=trainer_says(source, ranks, _cut_beside(source)), findings=found)
 
 
@@ -108,10 +139,12 @@ def read_factory(source: Source, ranks: int | None) -> Foreign:
         *FACTORY.unknown({key: table[key] for key in table if key not in megatron}),
         *fsdp_keys(table),
         *choices(table),
+        *engine_faults(source, table.get("deepspeed")),
         *_factory_needs(table),
+        *_factory_uncounted(table),
     )
     recompute = "none" if switched(table, "disable_gradient_checkpointing") else "full"  # on unless it is switched off
-    own = told(seq_len=whole(table.get("cutoff_len")), recompute=recompute)
+    own = told(seq_len=whole(table.get("cutoff_len", FACTORY_LENGTH)), recompute=recompute)
     return Foreign(says=trainer_says(source, ranks) | own | _pure(table) | _adapters(table), findings=found)
 
 
@@ -123,6 +156,8 @@ def _pure(table: Mapping[str, Any]) -> dict[str, Said]:
     return computes if "deepspeed" in table else computes | IN_BF16
 
 
+FACTORY_LENGTH = 2048
+"""LLaMA-Factory's own (src/llamafactory/hparams/data_args.py, cutoff_len)."""
 FACTORY_RANK = 8
 """LLaMA-Factory's own (src/llamafactory/hparams/finetuning_args.py, lora_rank); it trains adapters unless it is told otherwise."""
 
@@ -144,22 +179,26 @@ def _megatron_names() -> tuple[str, ...]:
     return (*keys_of("megatron", "switches"), *keys_of("megatron", "values"))
 
 
+def _fsdp_words(table: Mapping[str, Any]) -> list[str]:
+    """Words of `fsdp`, a switch today and a text or a list in older files, which say in them what fsdp_config says now."""
+    said = table.get("fsdp", "")
+    return [str(word).lower() for word in (said if isinstance(said, list) else str(said).split())]
+
+
 def _sharded(table: Mapping[str, Any]) -> bool:
-    return str(table.get("fsdp", "")).lower() not in ("", "false", "none")
+    return bool(set(_fsdp_words(table)) - {"false", "none"})
 
 
 def trainer_says(source: Source, ranks: int | None, cut: Mapping[str, Said] = MappingProxyType({})) -> dict[str, Said]:
     """What arguments of Trainer say at a number of ranks; `cut` are degrees that somebody else cut the model by."""
     table = source.table
     section = {key.removeprefix("fsdp_"): value for key, value in section_of(table, "fsdp_config").items()}
-    sharded = _sharded(table)
-    recompute = switched(section, "activation_checkpointing") or switched(table, "gradient_checkpointing")
-    words = str(table.get("fsdp", "")).lower().split()  # of older files, which say in them what the section says now
-    usual = "shard_grad_op" not in words
-    reshard = str(section.get("reshard_after_forward", usual)).lower() in ("true", "full_shard")
+    sharded, words = _sharded(table), _fsdp_words(table)
+    checkpoints = "activation_checkpointing" if "activation_checkpointing" in table else "gradient_checkpointing"
+    recompute = switched(section, "activation_checkpointing") or switched(table, checkpoints)
     low = "bfloat16" if switched(table, "bf16") else "float16" if switched(table, "fp16") else "float32"
     says = told(
-        micro_batch=whole(table.get("per_device_train_batch_size")),
+        micro_batch=whole(table.get(OPTION, USUAL_BATCH)),
         accumulation=whole(table.get("gradient_accumulation_steps")) or 1,
         optimizer=OPTIMIZERS.get(str(table.get("optim", "adamw_torch_fused"))),
         backend="gloo" if switched(table, "use_cpu") else "nccl",
@@ -168,11 +207,19 @@ def trainer_says(source: Source, ranks: int | None, cut: Mapping[str, Said] = Ma
     )
     says["compile"] = switched(table, "torch_compile")
     if "deepspeed" in table:
-        return engine_says(source, table["deepspeed"]) | says
+        return over_engine(engine_says(source, table["deepspeed"]), says)
     if cut:
         return says | dict(cut)
-    layout = told(zero=(3 if reshard else 2) if sharded else 0, offload=_offload(section, sharded, "offload" in words))
-    return says | layout | told(**{"dp_shard" if sharded else "dp_replicate": ranks})
+    stage = _stage(section, words) if sharded else 0
+    layout = told(zero=stage, offload=_offload(section, sharded, "offload" in words))
+    return says | layout | told(**{"dp_shard" if stage else "dp_replicate": ranks})
+
+
+def _stage(section: Mapping[str, Any], words: list[str]) -> int:
+    """The stage of ZeRO that fsdp_config says, or else a word of `fsdp`."""
+    usual = next((word for word in words if word.upper() in FSDP_STAGES), "full_shard")
+    found = fsdp_stage(section.get("reshard_after_forward", usual))
+    return 2 if found is None else found
 
 
 def _offload(section: Mapping[str, Any], sharded: bool, said: bool) -> str:
@@ -204,6 +251,9 @@ def choices(table: Mapping[str, Any]) -> Iterator[Finding]:
     if switched(table, "bf16") and switched(table, "fp16"):
         yield finding("two-low-formats", "bf16")
     yield from uncounted_optimizer("optim", table.get("optim"))
+    yield from hybrid_shards("fsdp", (*_fsdp_words(table), section.get("reshard_after_forward")))
+    if switched(table, "load_in_8bit"):
+        yield finding("weights-of-eight-bits", "load_in_8bit", bits=8)
 
 
 def _factory_needs(table: Mapping[str, Any]) -> Iterator[Finding]:
@@ -213,9 +263,27 @@ def _factory_needs(table: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding("missing-key", "output_dir", title="LLaMA-Factory", key="output_dir", why=why)
 
 
+FACTORY_OPTIMIZERS = ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon")
+"""Switches of LLaMA-Factory that take another optimizer (src/llamafactory/hparams/finetuning_args.py)."""
+
+
+def _factory_uncounted(table: Mapping[str, Any]) -> Iterator[Finding]:
+    """What a run holds or trains that predictions do not count."""
+    kind, stage, bits = (table.get(name) for name in ("finetuning_type", "stage", "quantization_bit"))
+    if kind in ("freeze", "oft"):
+        yield finding("uncounted-method", "finetuning_type", word=kind)
+    if stage in ("rm", "ppo", "dpo", "kto"):
+        yield finding("preferences", "stage", word=stage)
+    if whole(bits) not in (None, 4):
+        yield finding("weights-of-eight-bits", "quantization_bit", bits=whole(bits))
+    for name in FACTORY_OPTIMIZERS:
+        if switched(table, name):
+            yield from uncounted_optimizer(name, name.removeprefix("use_"))
+
+
 def recognises(source: Source) -> bool:
     """A table with a key that only TrainingArguments have."""
-    return "per_device_train_batch_size" in source.table and not recognises_factory(source)
+    return OPTION in source.table and not recognises_factory(source)
 
 
 def recognises_distributed(source: Source) -> bool:

@@ -13,6 +13,7 @@ from strategist.catalog import rows
 from strategist.errors import InputError
 from strategist.facts.model import ModelShape
 from strategist.facts.models import find_model, load_model
+from strategist.records import replace
 
 CONFIGS = Path(__file__).parent.parent / "data" / "configs"
 
@@ -47,6 +48,46 @@ def test_dots_still_tell_models_apart() -> None:
     assert find_model("gpt3_1.3b")["name"] == "gpt3-1.3b"
 
 
+@pytest.mark.parametrize(
+    ("variant", "base"),
+    [
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
+        ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("NousResearch/Meta-Llama-3.1-8B", "llama-3.1-8b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b"),
+        ("Qwen/Qwen3-8B-Base", "qwen3-8b"),
+        ("google/gemma-2-9b-it", "gemma-2-9b"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
+        ("mistralai/Mistral-7B-Instruct-v0.1", "mistral-7b-v0.1"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("allenai/OLMo-2-1124-7B-Instruct", "olmo-2-1124-7b"),
+    ],
+)
+def test_a_variant_has_the_shape_of_its_base(variant: str, base: str) -> None:
+    """Words of tuning, its date and version, and whoever published it say nothing of the shape; versions and dates of the base do."""
+    assert find_model(variant)["name"] == base
+    assert load_model(variant) == replace(load_model(base), called=variant)
+
+
+def test_names_of_the_catalogue_are_no_variants() -> None:
+    """What a row is called is that row, with nothing assumed, also where its name ends in such a word."""
+    for row in rows("models"):
+        if "hf_id" in row:
+            assert not load_model(row["hf_id"]).called
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mistralai/Mistral-7B-Instruct-v0.2", "Mistral-7B-Instruct", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "Qwen/Qwen2.5-Coder-7B-Instruct",
+     "microsoft/Phi-3.5-mini-instruct", "roberta-it", "llama-3.1-8b-2599", "Qwen/Qwen3-VL-4B-Instruct", "instruct", "org/"],
+)  # fmt: skip
+def test_no_other_model_is_taken_for_a_variant(name: str) -> None:
+    """Where what is left is no name that is known, nothing is guessed: other versions, distilled and pruned models, other sizes."""
+    assert refused(name).code in ("OFFLINE", "UNKNOWN_MODEL")
+
+
 def test_unknown_name_is_told_the_nearest() -> None:
     """An unknown name is refused with up to three near ones, among them the obvious."""
     error = refused("llama-3-8")
@@ -62,8 +103,8 @@ def test_a_name_that_goes_on_is_nearer_than_one_that_looks_alike() -> None:
 
 
 def test_unknown_repository_is_told_that_nothing_is_downloaded() -> None:
-    """An organisation/name outside the catalogue is E_OFFLINE and points to --model-config, even for a known name."""
-    for text in ("org/name", "somebody/Llama-3.1-8B"):
+    """An organisation/name outside the catalogue is E_OFFLINE and points to --model-config, even for one that ends in a known name."""
+    for text in ("org/name", "somebody/my-Llama-3.1-8B"):
         error = refused(text)
         assert error.code == "OFFLINE"
         assert "--model-config" in (error.hint or "")

@@ -191,6 +191,16 @@ def test_a_model_that_nobody_knows_is_said_with_its_place(tmp_path: Path) -> Non
     assert "base_model" in done.err
 
 
+def test_a_file_s_variant_of_a_model_is_counted_as_its_base(tmp_path: Path) -> None:
+    """The same memory, and an assumption that says so."""
+    variant = written(tmp_path, job_yaml={**AXOLOTL, "base_model": "unsloth/Llama-3.2-1B-Instruct"}, base_yaml=AXOLOTL)
+    found, base = weighed(variant, "job.yaml"), weighed(variant, "base.yaml")
+    assert found["memory"] == base["memory"]
+    said = [one["value"] for one in found["assumptions"] if one["what"] == "model"]
+    assert said == ["unsloth/Llama-3.2-1B-Instruct has the shape of llama-3.2-1b"]
+    assert "model" not in [one["what"] for one in base["assumptions"]]
+
+
 def test_a_file_without_a_model_asks_for_one(tmp_path: Path) -> None:
     """DeepSpeed's file says nothing of it."""
     path = tmp_path / "job.json"
