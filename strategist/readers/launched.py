@@ -10,13 +10,16 @@ from strategist.document.judgement import Said
 from strategist.facts.model import ModelShape
 from strategist.readers.accelerate import ACCELERATE
 from strategist.readers.beside import files_given, table_named
-from strategist.readers.foreign import Foreign, Reader, Source, finding, told, whole
-from strategist.readers.programs import SIGN, arguments_say, loaded, misspelt, model_of
+from strategist.readers.foreign import Foreign, Reader, Source, finding, told, unsaid, whole, without
+from strategist.readers.programs import LENGTHS, SIGN, arguments_say, loaded, misspelt, model_of
 from strategist.readers.programs import recognises as recognises_recipe
 from strategist.readers.script import Script, is_script, named_words, script_faults, script_of, started
 
 DEGREES = ("zero", "offload", "dp_replicate", "dp_shard", "tp", "cp")
 """What a launcher says where it says anything of a layout."""
+
+NUMBERS = {SIGN: "micro_batch", "gradient_accumulation_steps": "accumulation"}
+"""Arguments that are numbers, and the choices that they make."""
 
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 LAUNCHER = "the launcher"
@@ -33,10 +36,12 @@ def read(source: Source, ranks: int | None) -> Foreign:
     if script.runs("accelerate"):
         says = _beside_accelerate(says, _accelerate_says(source, launcher, ranks or count), table)
     says |= loaded(table, says)
+    open_ones = unsaid(table, NUMBERS, dict.fromkeys(LENGTHS, "seq_len"), "--")
+    open_ones += unsaid(launcher, {}, {"zero_stage": "zero"}, "--")
     found = [*script_faults(script), *misspelt(table)]
     if count and ranks and count != ranks:
         found.append(finding("ranks-product", LAUNCHER, product=count, ranks=ranks))
-    return Foreign(says=says | told(ranks=count), findings=tuple(found))
+    return Foreign(says=without(says, open_ones) | told(ranks=count), findings=tuple(found), unsaid=open_ones)
 
 
 def _given(source: Source, script: Script) -> tuple[Table, Table]:
