@@ -13,9 +13,9 @@ from strategist.document.judgement import Finding, Judgement, Said
 from strategist.document.prediction import Prediction
 from strategist.errors import ImpossibleError, InputError
 from strategist.facts.job import Job
-from strategist.facts.profile import with_habits, with_narrow_weights
+from strategist.facts.profile import with_habits, with_narrow_weights, with_states
 from strategist.readers import READERS, open_source, reader_of
-from strategist.readers.foreign import IN_BF16, Reader, Says, Source, finding, told
+from strategist.readers.foreign import IN_BF16, Foreign, Reader, Says, Source, Unsaid, finding, told
 from strategist.records import replace
 from strategist.space.candidates import WORDS
 from strategist.space.grammar import KEYS, parse_pins
@@ -35,10 +35,14 @@ def judge(path: str, given: Given | None = None, flag: str = "FILE") -> Judgemen
     """
     source = open_source(path, flag)
     reader = reader_of(source, flag)
-    given = None if given is None else _with_model(given, reader, source, flag)
-    job = None if given is None else complete(given).question.job
-    foreign = reader.read(source, None if job is None else job.cluster.world)
-    findings, found = foreign.findings, None
+    foreign = reader.read(source, None)
+    job = None
+    unsaid = unsaid_beside(given, foreign)
+    if given is not None and not unsaid:
+        given = _with_model(given, reader, source, flag)
+        job = complete(given).question.job
+        foreign = reader.read(source, job.cluster.world)
+    findings, found = (*foreign.findings, *_unknown_values(unsaid)), None
     if job is not None:
         findings = (*findings, *_on_nodes(reader, source, job))
     if given is not None and job is not None and says_a_layout(says := _together(given, foreign.says)):
@@ -63,6 +67,8 @@ def predicted_source(source: Source, given: Given, flag: str) -> tuple[Predictio
     """The prediction of the layout that a file says, of the model that was given or else of the one that the file is for, and the file's
     own faults. Raises InputError MISSING when it says too little of a layout, and what `complete` and `predict` raise."""
     reader = reader_of(source, flag)
+    for fault in _unknown_values(unsaid_beside(given, reader.read(source, None))):
+        raise InputError("MISSING", f"{flag}: {fault.sentence}", flag=flag, value=source.path, hint=fault.fix)
     given = _with_model(given, reader, source, flag)
     job = complete(given).question.job
     foreign = reader.read(source, job.cluster.world)
@@ -77,6 +83,38 @@ def _with_model(given: Given, reader: Reader, source: Source, flag: str) -> Give
     if any(model is not None for model in (given.model, given.model_size, given.model_config)):
         return given
     return replace(given, model=reader.model(source, flag))
+
+
+BESIDE = {
+    "micro_batch": "--micro-batch NUMBER",
+    "accumulation": "--grad-accum NUMBER",
+    "global_batch": "--global-batch NUMBER",
+    "seq_len": "--seq-len NUMBER",
+    "model": "--model NAME",
+}
+"""How to say beside a file what is no choice of a layout."""
+
+
+def unsaid_beside(given: Given | None, foreign: Foreign) -> tuple[Unsaid, ...]:
+    """What the file leaves to whoever starts it, and the command line does not say either."""
+    if given is None:
+        return foreign.unsaid
+    known = set(_together(given, {})) | {name for name in ("global_batch", "seq_len") if getattr(given, name)}
+    known |= {"global_batch", "accumulation"} if known & {"global_batch", "accumulation"} else set()
+    if any(model is not None for model in (given.model, given.model_size, given.model_config)):
+        known.add("model")
+    return tuple(one for one in foreign.unsaid if one.choice not in known)
+
+
+def _unknown_values(unsaid: tuple[Unsaid, ...]) -> Iterator[Finding]:
+    """One finding for all of them, with what to give beside the file."""
+    if unsaid:
+        choices = dict.fromkeys(one.choice for one in unsaid)
+        pins = ",".join(f"{name}=VALUE" for name in choices if name not in BESIDE)
+        ways = [f"--strategy {pins}"] if pins else []
+        ways += [BESIDE[name] for name in choices if name in BESIDE]
+        texts = dict.fromkeys(f"{one.argument} {one.text}".rstrip() for one in unsaid)
+        yield finding("unknown-value", unsaid[0].argument, words=", ".join(texts), fix=" ".join(ways))
 
 
 def _require_a_layout(says: Says, title: str, path: str, flag: str) -> None:
@@ -100,11 +138,13 @@ def is_foreign(source: Source) -> bool:
 
 def _together(given: Given, says: Says) -> Says:
     """What the file says, under a batch and choices of the layout that were named beside it. Whoever shards what the file replicates, or
-    the other way round, has all data-parallel ranks in mind, not the file's replicas."""
+    the other way round, has all data-parallel ranks in mind, not the file's replicas; another global batch has its own accumulation."""
     pins = () if given.strategy is None else parse_pins(given.strategy, "--strategy")
     own = {pin.key: pin.word if pin.key in WORDS else pin.value for pin in pins}
     turns = "zero" in own and bool(own["zero"]) != bool(says.get("zero")) and not set(own) & set(REPLICAS)
-    kept = {name: word for name, word in says.items() if name not in REPLICAS or not (turns or "dp" in own)}
+    left = set(REPLICAS) if turns or "dp" in own else set()
+    left |= {"accumulation"} if given.global_batch else set()
+    kept = {name: word for name, word in says.items() if name not in left}
     return kept | told(micro_batch=given.micro_batch, accumulation=given.grad_accum) | own
 
 
@@ -166,6 +206,9 @@ def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
         profile = replace(profile, formats=tuple((word, replace(own, **named)) for word, own in profile.formats))
     if IN_BF16.items() <= says.items() and not job.adapters:
         profile = with_narrow_weights(profile, "bfloat16", str(says.get("reduce", "bfloat16")))
+    state, copies = says.get("state_bytes"), says.get("update_bytes")
+    if isinstance(state, int) and isinstance(copies, int):
+        profile = with_states(profile, "adamw", state, copies)
     if says.get("compile") is True:
         profile = with_habits(profile, kernels="compiled")
     if says.get("attention") == "flash":

@@ -37,7 +37,7 @@ LONGEST = 500
 
 OTHERS = (
     "--experimental-attention-variant", "--hybrid-layer-pattern", "--hybrid-override-pattern", "--is-hybrid-model",
-    "--moe-latent-size", "--mtp-num-layers", "--spec", "--window-size",
+    "--mlp-type", "--moe-latent-size", "--mtp-num-layers", "--spec", "--window-size",
 )  # fmt: skip
 """Arguments that make layers of another kind, which is not read from them."""
 

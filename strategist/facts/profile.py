@@ -246,6 +246,14 @@ def with_narrow_weights(profile: Profile, stored: str, reduce: str) -> Profile:
     )
 
 
+def with_states(profile: Profile, optimizer: str, state: float, copies: float) -> Profile:
+    """The profile of a run that keeps its optimizer's state in so many bytes per weight, and makes so many more of them in fp32 while it
+    updates (NVIDIA/TransformerEngine 04912bf, optimizers/fused_adam.py, get_unscaled_state)."""
+    known = dict(profile.optimizer_state_bytes) | {optimizer: state}
+    stored = BYTES[profile.formats_for("bf16").parameter]
+    return replace(profile, optimizer_state_bytes=tuple(known.items()), update_copies=copies / stored)
+
+
 def as_made(shape: ModelShape, profile: Profile) -> ModelShape:
     """The model as the framework makes it: with two weights for tied ends where it unties them."""
     return replace(shape, tied=False, parameters_stated=None) if shape.tied and profile.unties else shape

@@ -97,7 +97,7 @@ def _with_commands(job: Reader, source: Source) -> Reader:
         said = program.read(inside, ranks or (count if isinstance(count, int) else None))
         # how many ranks there are the job says, and looks itself whether that agrees
         more = (fault for fault in said.findings if fault not in own.findings and fault.place != LAUNCHER)
-        return Foreign(says={**said.says, **own.says}, findings=(*own.findings, *more))
+        return Foreign(says={**said.says, **own.says}, findings=(*own.findings, *more), unsaid=said.unsaid)
 
     return replace(
         job,

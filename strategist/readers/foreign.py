@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 from functools import cache
@@ -39,11 +40,22 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unsaid:
+    """A choice that a file leaves to whoever starts it: its name in the Plan's words, the argument that makes it, and its text, such as $1."""
+
+    choice: str
+    argument: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
-    """What a reader made of a file. `ranks` are those that are started, where the file says so."""
+    """What a reader made of a file. `ranks` are those that are started, where the file says so; what it leaves unsaid is not among what
+    it says."""
 
     says: Says
     findings: tuple[Finding, ...]
+    unsaid: tuple[Unsaid, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +178,27 @@ def whole(value: Any) -> int | None:
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     return value if isinstance(value, int) and value > 0 else None
+
+
+_NUMBER = re.compile(r"[+-]?[0-9]+")
+
+
+def unsaid(
+    said: Mapping[str, Any], numbers: Mapping[str, str], words: Mapping[str, str] | None = None, dashes: str = ""
+) -> tuple[Unsaid, ...]:
+    """Choices whose arguments are there and are no numbers, or of words, still say to a shell what it is to put there."""
+    texts = {name: str(said[name]) for name in (*numbers, *(words or {})) if name in said}
+    return tuple(
+        Unsaid(choice=choice, argument=f"{dashes}{name}", text=texts[name])
+        for name, choice in {**numbers, **(words or {})}.items()
+        if name in texts and (set("$`") & set(texts[name]) or (name in numbers and not _NUMBER.fullmatch(texts[name])))
+    )
+
+
+def without(says: Says, open_ones: Iterable[Unsaid], *more: str) -> dict[str, Said]:
+    """What is said beside choices that are left open, and more that follows from them."""
+    left = {*(one.choice for one in open_ones), *more}
+    return {name: word for name, word in says.items() if name not in left}
 
 
 def tables_at(table: Mapping[str, Any], place: str) -> Iterator[Mapping[str, Any]]:

@@ -6,6 +6,7 @@ kustomize 04e51ad. What the operators refuse as in kubeflow/training-operator 06
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from strategist.catalog import rows
 from strategist.document.judgement import Finding
 from strategist.readers.foreign import Foreign, Reader, Source, Tables, finding, section_of, tables_at, told, whole
 from strategist.readers.script import Script, script_faults, unequal
+from strategist.readers.shell import split
 from strategist.records import dataclass
 
 Table = Mapping[str, Any]
@@ -93,12 +95,29 @@ def _starters(table: Table, kind: Kind) -> Iterator[Table]:
 def script_of_container(container: Table) -> Script:
     """Words of a container's command, those inside a text for a shell too, and its variables."""
     words: list[str] = []
+    variables = {
+        str(entry.get("name")): None if "valueFrom" in entry else str(entry.get("value", ""))
+        for entry in tables_at(container, "env.*")
+    }
     for part in ("command", "args"):
         said = container.get(part)
         for word in said if isinstance(said, list) else ():
-            words += _split(str(word))
-    variables = {str(entry.get("name")): str(entry.get("value", "")) for entry in tables_at(container, "env.*")}
+            words += _split(_with_values(str(word), variables))
     return Script(words=tuple(words), variables=variables, directives={})
+
+
+_REFERENCE = re.compile(r"(?<!\$)\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+
+
+def _with_values(word: str, variables: Mapping[str, str | None]) -> str:
+    """A word of a command with the container's own variables put in for $(NAME), as Kubernetes does before a shell reads it; what it does
+    not know, and $$(NAME), stays (kubernetes/kubernetes 02604f7, third_party/forked/golang/expansion/expand.go)."""
+
+    def value(match: re.Match[str]) -> str:
+        known = variables.get(match[1])
+        return match[0] if known is None else known
+
+    return _REFERENCE.sub(value, word)
 
 
 def _commands(source: Source) -> str:
@@ -107,14 +126,14 @@ def _commands(source: Source) -> str:
     first = next((script for script in scripts if script.words), None)
     if first is None:
         return ""
-    variables = (f"{name}={shlex.quote(value or '')}" for name, value in first.variables.items())
+    variables = (f"{name}={shlex.quote(value)}" for name, value in first.variables.items() if value is not None)
     return "\n".join((*variables, shlex.join(first.words)))
 
 
 def _split(word: str) -> list[str]:
     """The words of a text for a shell; one whose quotes do not close stays whole."""
     try:
-        return shlex.split(word, comments=True)
+        return split(word)
     except ValueError:
         return [word]
 

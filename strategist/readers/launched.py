@@ -13,16 +13,19 @@ from strategist.document.judgement import Said
 from strategist.facts.model import ModelShape
 from strategist.readers.accelerate import ACCELERATE
 from strategist.readers.beside import files_given, table_named
-from strategist.readers.foreign import Foreign, Reader, Source, finding, told, whole
+from strategist.readers.foreign import Foreign, Reader, Source, finding, told, unsaid, whole, without
 from strategist.readers.programs import FOLDER, MODELS, TRAINERS, arguments_read, loaded, model_of, trainer_of
 from strategist.readers.programs import recognises as recognises_recipe
 from strategist.readers.script import Script, is_script, named_words, script_faults, script_of, started
-from strategist.readers.transformers import OPTION, read_factory, recognises_factory
+from strategist.readers.transformers import LENGTHS, OPTION, read_factory, recognises_factory
 from strategist.readers.transformers import recognises as recognises_arguments
 from strategist.records import replace
 
 DEGREES = ("zero", "offload", "dp_replicate", "dp_shard", "tp", "cp", "context_parallel")
 """What a launcher says where it says anything of a layout."""
+
+NUMBERS = {OPTION: "micro_batch", "gradient_accumulation_steps": "accumulation"}
+"""Arguments that are numbers, and the choices that they make."""
 
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _SCRIPT = re.compile(r"(?:.*/)?trl/scripts/(\w+)\.py|trl\.scripts\.(\w+)", re.ASCII)
@@ -52,10 +55,12 @@ def read(source: Source, ranks: int | None) -> Foreign:
     if script.runs("accelerate") or CHOSEN in table:
         says = _beside_accelerate(says, _accelerate_says(source, launcher, table, ranks or count), table)
     says |= loaded(table, says)
+    open_ones = unsaid(table, NUMBERS, dict.fromkeys(LENGTHS, "seq_len"), "--")
+    open_ones += unsaid(launcher, {}, {"zero_stage": "zero"}, "--")
     found = [*script_faults(script), *said.findings]
     if count and ranks and count != ranks:
         found.append(finding("ranks-product", LAUNCHER, product=count, ranks=ranks))
-    return Foreign(says=says | told(ranks=count), findings=tuple(found))
+    return Foreign(says=without(says, open_ones) | told(ranks=count), findings=tuple(found), unsaid=open_ones)
 
 
 def _given(source: Source, script: Script) -> tuple[Table, Table]:

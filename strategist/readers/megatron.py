@@ -6,19 +6,23 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
-from strategist.document.judgement import Finding
+from strategist.document.judgement import Finding, Said
+from strategist.errors import shown
 from strategist.readers.beside import engine_says
 from strategist.readers.foreign import (
     Foreign,
     Reader,
     Says,
     Source,
+    Unsaid,
     batch_faults,
     finding,
     keys_of,
     odd_arguments,
     told,
+    unsaid,
     whole,
+    without,
 )
 from strategist.readers.models import of_arguments
 from strategist.readers.script import Script, is_script, named_words, script_faults, script_of, started
@@ -33,6 +37,12 @@ SIGNS = (
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 STAGES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 NARROW = {"--fp4-format": "float4", "--fp8-format": "float8"}
+OPTIMIZERS = {"adam": "adamw", "sgd": "sgd"}
+AWARE = "--use-precision-aware-optimizer"
+AWARE_FORMATS = ("--main-params-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype")
+FORMAT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+"""The optimizer that keeps masters and moments in other formats, its arguments, and the bytes of those."""
+
 CP_KINDS = {"p2p": "ring", "a2a": "all-to-all", "a2a+p2p": "hierarchical"}
 LAUNCHER = (
     "--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--standalone", "--rdzv-backend",
@@ -41,10 +51,58 @@ LAUNCHER = (
 """Options of torchrun, which stand among the words too."""
 
 DEEPSPEED, DEEPSPEED_FILES = "--deepspeed", ("--deepspeed_config", "--deepspeed-config")
-ITS_OWN = (DEEPSPEED, "--zero-", "--no-pipeline-parallel")
-"""How the arguments begin that Megatron-DeepSpeed adds to Megatron's."""
+ITS_OWN = (
+    DEEPSPEED, "--zero-", "--no-pipeline-parallel", "--ds-", "--data-impl", "--no-query-key-layer-scaling", "--moe-", "--mlp-type", "--topk",
+    "--expert-interval", "--enable-expert-tensor-parallelism", "--create-moe-param-group", "--lr-decay-tokens", "--train-tokens",
+)  # fmt: skip
+"""How the arguments begin that Megatron-DeepSpeed adds to Megatron's, or has kept."""
+
+RANKS_OF_EXPERTS, CUTS_EXPERTS = "--moe-expert-parallel-size", "--enable-expert-tensor-parallelism"
+GROUPS, ULYSSES = "--num-key-value-heads", "--ds-sequence-parallel-size"
+"""What Megatron-DeepSpeed calls expert parallelism, tensor parallelism of experts, grouped queries and context parallelism (4efb479, megatron/arguments.py)."""
+
+SIZES = (
+    "--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads", "--num-query-groups", GROUPS, "--kv-channels",
+    "--max-position-embeddings", "--vocab-size", "--padded-vocab-size", "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size",
+    "--moe-shared-expert-intermediate-size", "--topk", "--expert-interval",
+)  # fmt: skip
+"""Arguments that say how large a model is."""
 
 MESH = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
+NUMBERS = {
+    "--tensor-model-parallel-size": "tp",
+    "--pipeline-model-parallel-size": "pp",
+    "--context-parallel-size": "cp",
+    ULYSSES: "cp",
+    RANKS_OF_EXPERTS: "ep",
+    "--hierarchical-context-parallel-sizes": "cp_inner",
+    "--expert-model-parallel-size": "ep",
+    "--expert-tensor-parallel-size": "etp",
+    "--num-virtual-stages-per-pipeline-rank": "virtual_stages",
+    "--num-layers-per-virtual-pipeline-stage": "virtual_stages",
+    "--num-distributed-optimizer-instances": "dp_shard",
+    "--micro-batch-size": "micro_batch",
+    "--global-batch-size": "global_batch",
+    "--seq-length": "seq_len",
+    "--recompute-num-layers": "recompute",
+    "--zero-stage": "zero",
+    **dict.fromkeys(SIZES, "model"),
+}
+"""Arguments that are numbers, and the choices that they make."""
+
+WORDS = {
+    "--recompute-granularity": "recompute",
+    "--recompute-method": "recompute",
+    "--data-parallel-sharding-strategy": "zero",
+    "--cp-comm-type": "context_parallel",
+}
+"""Arguments that are words, and the choices that they make."""
+
+BY_PP, REPLICAS = ("schedule", "virtual_stages"), ("dp_replicate", "dp_shard")
+"""What follows from the number of stages, and from how states are kept."""
+DEFAULT_TOKENIZER = ("pretrain_gpt.py", "pretrain_hybrid.py", "pretrain_mamba.py", "pretrain_vlm.py")
+"""Programs that have GPT-2's tokenizer where no other is named (args_defaults of each, in Megatron-LM and Megatron-DeepSpeed)."""
+
 Arguments = Mapping[str, str]
 
 
@@ -69,14 +127,74 @@ def _after_the_program(words: tuple[str, ...]) -> tuple[str, ...]:
 def read(source: Source, ranks: int | None) -> Foreign:
     """What a script says, and its faults for a number of ranks: told, or those that it starts."""
     script = script_of(source)
-    said, world = arguments_of(script), ranks or started(script)
-    says = says_of(said, world)
+    written, world = arguments_of(script), ranks or started(script)
+    said = in_megatron_s_words(written)
+    says, open_ones = says_of(said, world), unsaid_of(written)
     if is_by_deepspeed(said):
         says = {**says, **_engine(source, said, _data_parallel(said, world))}
-    found = [*script_faults(script), *_unknown(said), *mesh_faults(said, says, world)]
+    found = [*script_faults(script), *_unknown(said), *mesh_faults(said, says, world), *_aware(said), *_optimizer(said)]
     if is_whole(script):
+        says = {**says, **_usual_batch(said)}
         found += [*_absent(said), *needs(said), *_connections(said, script), *fsdp_checkpoint(said)]
-    return Foreign(says=says, findings=tuple(found))
+    return Foreign(says=said_alone(says, open_ones), findings=tuple(found), unsaid=open_ones)
+
+
+def in_megatron_s_words(said: Arguments) -> dict[str, str]:
+    """Arguments of Megatron-DeepSpeed by the names that Megatron-LM has for them; those of Megatron-LM as they are."""
+    if not is_by_deepspeed(said):
+        return dict(said)
+    found = {name: word for name, word in said.items() if name not in (GROUPS, ULYSSES)}
+    if GROUPS in said:
+        found |= {"--group-query-attention": "", "--num-query-groups": said[GROUPS]}
+    if ULYSSES in said:
+        found |= {"--context-parallel-size": said[ULYSSES], "--cp-comm-type": "a2a"}
+    norm = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}.get(said.get("--normalization", ""))
+    return _with_its_experts(found | ({"--normalization": norm} if norm else {}))
+
+
+def _with_its_experts(said: dict[str, str]) -> dict[str, str]:
+    """Experts of Megatron-DeepSpeed: one is none; they stand in the last of every so many layers, take one token each unless they are told
+    otherwise, and are cut by tensor parallelism when asked alone (4efb479, megatron/model/transformer.py and megatron/arguments.py)."""
+    found = {name: word for name, word in said.items() if (name, word) != ("--mlp-type", "standard")}
+    if said.get("--num-experts", "1") == "1":
+        found.pop("--num-experts", None)
+        return found
+    layers, each = whole(said.get("--num-layers")) or 0, whole(said.get("--expert-interval", "2")) or 1
+    return found | {
+        "--moe-router-topk": said.get("--topk", "1"),
+        "--moe-layer-freq": f"([0]*{each - 1}+[1])*{layers // each}+[0]*{layers % each}",
+        "--expert-model-parallel-size": said.get(RANKS_OF_EXPERTS, "1"),
+        "--expert-tensor-parallel-size": said.get("--tensor-model-parallel-size", "1") if CUTS_EXPERTS in said else "1",
+    }
+
+
+def _usual_batch(said: Arguments) -> Says:
+    """The parser fills in a global batch of one micro-batch of every data-parallel rank."""
+    return {} if {"--global-batch-size", "--step-batch-size-schedule"} & set(said) else {"accumulation": 1}
+
+
+def unsaid_of(said: Arguments) -> tuple[Unsaid, ...]:
+    """What arguments leave to whoever starts the script. Experts are cut as dense layers are, unless they are said to be cut otherwise."""
+    found = unsaid(said, NUMBERS, WORDS)
+    if "--num-experts" in said and "--expert-tensor-parallel-size" not in said and not is_by_deepspeed(said):
+        found += tuple(replace(one, choice="etp") for one in found if one.choice == "tp")
+    return found
+
+
+def said_alone(says: Says, open_ones: tuple[Unsaid, ...]) -> dict[str, Said]:
+    """What is said beside choices that are left open, and beside what follows from them."""
+    left = {one.choice for one in open_ones}
+    stages = BY_PP if "pp" in left else ()
+    return without(says, open_ones, *stages, *(REPLICAS if left & {"zero", "dp_shard"} else ()))
+
+
+def model_arguments(source: Source) -> Arguments:
+    """The arguments of a script that describe a model, with the tokenizer that its program has unasked."""
+    script = script_of(source)
+    said = in_megatron_s_words(arguments_of(script))
+    if is_whole(script) and any(script.runs(program) for program in DEFAULT_TOKENIZER):
+        said.setdefault("--tokenizer-type", "GPT2BPETokenizer")
+    return said
 
 
 def is_by_deepspeed(said: Arguments) -> bool:
@@ -103,11 +221,15 @@ def is_whole(script: Script) -> bool:
 
 def mesh_faults(said: Arguments, says: Says, world: int | None) -> Iterator[Finding]:
     """Faults of degrees, once all of them are numbers: a variable of the shell may hold anything."""
-    if any(name in said and whole(said[name]) is None for name in MESH):
+    if not _says_its_mesh(said):
         return
     yield from _world(said, world)
     yield from _batch(says, _data_parallel(said, world))
     yield from _pairs(said)
+
+
+def _says_its_mesh(said: Arguments) -> bool:
+    return all(name not in said or whole(said[name]) for name in MESH)
 
 
 def _degree(said: Arguments, name: str) -> int:
@@ -119,6 +241,8 @@ def _model_ranks(said: Arguments) -> int:
 
 
 def _data_parallel(said: Arguments, world: int | None) -> int | None:
+    if not _says_its_mesh(said):
+        return None
     model = _model_ranks(said)
     return world // model if world and world % model == 0 else None
 
@@ -142,7 +266,7 @@ def says_of(said: Arguments, world: int | None) -> Says:
         global_batch=batch,
         seq_len=whole(said.get("--seq-length")),
         accumulation=batch // (micro * dp) if batch and micro and dp and batch % (micro * dp) == 0 else None,
-        optimizer={"adam": "adamw", "sgd": "sgd"}.get(said.get("--optimizer", "adam")),
+        optimizer=OPTIMIZERS.get(said.get("--optimizer", "adam")),
         recompute=_recompute(said, pp * virtual),
         ranks=world,
         backend=said.get("--distributed-backend", "nccl"),
@@ -153,7 +277,7 @@ def says_of(said: Arguments, world: int | None) -> Says:
     if "--num-experts" in said:
         says["ep"] = _degree(said, "--expert-model-parallel-size")
         says["etp"] = whole(said.get("--expert-tensor-parallel-size")) or _degree(said, "--tensor-model-parallel-size")
-    return says | _sharding(said, dp) | _numbers(said)
+    return says | _sharding(said, dp) | _numbers(said) | _states(said)
 
 
 def _context(said: Arguments, cp: int) -> tuple[str | None, int | None]:
@@ -201,10 +325,47 @@ def _numbers(said: Arguments) -> dict[str, str]:
     low = "bfloat16" if "--bf16" in said else "float16" if "--fp16" in said else None
     if low is None:
         return dict.fromkeys(("parameter", "gradient", "reduce", "compute"), "float32") | {"master": "none"}
-    fine = "--accumulate-allreduce-grads-in-fp32" in said or (low == "bfloat16" and "--grad-reduce-in-bf16" not in said)
+    narrow = "--grad-reduce-in-bf16" in said or said.get("--main-grads-dtype") == "bf16"
+    fine = "--accumulate-allreduce-grads-in-fp32" in said or (low == "bfloat16" and not narrow)
     gradient = "float32" if fine else low
-    compute = next((narrow for name, narrow in NARROW.items() if name in said), low)
+    compute = next((word for name, word in NARROW.items() if name in said), low)
     return {"parameter": low, "gradient": gradient, "reduce": gradient, "compute": compute, "master": "float32"}
+
+
+def _states(said: Arguments) -> dict[str, Any]:
+    """Bytes of masters and moments per weight under the precision-aware optimizer, and of what it makes in fp32 of those in other formats
+    while it updates. Masters in fp32 of weights in bf16 are kept as the 16 bits that those lack, unless an fp8 recipe other than delayed
+    scaling has Megatron keep them (megatron/core/optimizer/optimizer_config.py and distrib_optimizer.py)."""
+    low = {"--bf16", "--fp16"} & set(said)
+    if AWARE not in said or not low or "--optimizer-cpu-offload" in said or said.get("--optimizer", "adam") != "adam":
+        return {}
+    master, *moments = (said.get(name, "fp32") for name in AWARE_FORMATS)
+    if not {master, *moments} <= set(FORMAT_BYTES):
+        return {}
+    by_megatron = "--fp8-format" in said and said.get("--fp8-recipe", "delayed") != "delayed"
+    halved = master == "fp32" and "--bf16" in said and not by_megatron
+    made = sum(FORMAT_BYTES["fp32"] for word in (master, *moments) if word != "fp32")
+    return {
+        "state_bytes": (2 if halved else FORMAT_BYTES[master]) + sum(FORMAT_BYTES[word] for word in moments),
+        "update_bytes": made,
+    }
+
+
+def _aware(said: Arguments) -> Iterator[Finding]:
+    """What the precision-aware optimizer needs, and what needs it."""
+    narrow = [name for name in ("--main-grads-dtype", *AWARE_FORMATS) if said.get(name, "fp32") != "fp32"]
+    wanted = dict.fromkeys(narrow[:1], AWARE) if AWARE not in said else {}
+    if AWARE in said and said.get("--optimizer", "adam") != "adam":
+        wanted[AWARE] = "--optimizer adam"
+    elif AWARE in said and not {"--use-distributed-optimizer", "--use-megatron-fsdp"} & set(said):
+        wanted[AWARE] = "--use-distributed-optimizer"
+    yield from (finding("megatron-precision-aware", key, key=key, needs=needs) for key, needs in wanted.items())
+
+
+def _optimizer(said: Arguments) -> Iterator[Finding]:
+    """An optimizer whose states nobody counted here."""
+    if said.get("--optimizer", "adam") not in OPTIMIZERS:
+        yield finding("uncounted-optimizer", "--optimizer", word=shown(said["--optimizer"]))
 
 
 def _unknown(said: Arguments) -> Iterator[Finding]:
@@ -247,13 +408,14 @@ def _world(said: Arguments, world: int | None) -> Iterator[Finding]:
 
 
 def _connections(said: Arguments, script: Script) -> Iterator[Finding]:
-    """One connection for cuts of tensors and sequences, never one for Megatron-FSDP: the environment follows the layout."""
+    """One connection for cuts of tensors and sequences, of Megatron-DeepSpeed's for sequence parallelism alone (4efb479,
+    megatron/arguments.py), never one for Megatron-FSDP: the environment follows the layout."""
     tp, cp = _degree(said, "--tensor-model-parallel-size"), _degree(said, "--context-parallel-size")
     value = script.variables.get(CONNECTIONS)
     if {"--use-megatron-fsdp", "--use-torch-fsdp2"} & set(said):
         if value == "1":
             yield finding("megatron-fsdp-connections", CONNECTIONS)
-    elif max(tp, cp) > 1 and value != "1":
+    elif value != "1" and ("--sequence-parallel" in said if is_by_deepspeed(said) else max(tp, cp) > 1):
         yield finding("megatron-connections", CONNECTIONS, tp=tp, cp=cp)
 
 
@@ -290,7 +452,7 @@ MEGATRON = Reader(
     read=read,
     profile="megatron-core",
     says_gradients=True,
-    model=of_arguments(lambda source: arguments_of(script_of(source))),
+    model=of_arguments(model_arguments),
 )
 MEGATRON_DEEPSPEED = replace(
     MEGATRON,

@@ -11,7 +11,7 @@ from typing import Any
 
 from strategist.document.judgement import Finding
 from strategist.readers.foreign import Foreign, Reader, Source, Tables, keys_of, section_of
-from strategist.readers.megatron import Arguments, fsdp_checkpoint, mesh_faults, needs, says_of
+from strategist.readers.megatron import Arguments, fsdp_checkpoint, mesh_faults, needs, said_alone, says_of, unsaid_of
 from strategist.readers.models import named_at
 from strategist.records import replace
 
@@ -35,9 +35,13 @@ _ARGUMENT = re.compile(r"--([a-z][a-z0-9-]*)")
 def read(source: Source, ranks: int | None) -> Foreign:
     """What a table says, and its faults. What is absent has the default of the container's classes."""
     said = arguments_of(source.table)
-    says = says_of(said, ranks)
+    says, open_ones = says_of(said, ranks), unsaid_of(said)
     faults = (*mesh_faults(said, says, ranks), *needs(said), *fsdp_checkpoint(said))
-    return Foreign(says=says, findings=(*TABLES.unknown(source.table), *map(_in_its_words, faults)))
+    return Foreign(
+        says=said_alone(says, open_ones),
+        findings=(*TABLES.unknown(source.table), *map(_in_its_words, faults)),
+        unsaid=tuple(replace(one, argument=_field(one.argument)) for one in open_ones if one.choice != "model"),
+    )
 
 
 def arguments_of(table: Mapping[str, Any]) -> Arguments:
@@ -63,11 +67,11 @@ def _formats(precision: Any) -> dict[str, str]:
 
 def _in_its_words(fault: Finding) -> Finding:
     """A fault of arguments with the names of fields."""
+    return replace(fault, place=_field(fault.place), sentence=_field(fault.sentence), fix=_field(fault.fix))
 
-    def field(text: str) -> str:
-        return _ARGUMENT.sub(lambda match: match[1].replace("-", "_"), text)
 
-    return replace(fault, place=field(fault.place), sentence=field(fault.sentence), fix=field(fault.fix))
+def _field(text: str) -> str:
+    return _ARGUMENT.sub(lambda match: match[1].replace("-", "_"), text)
 
 
 def recognises(source: Source) -> bool:

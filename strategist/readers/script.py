@@ -1,21 +1,16 @@
-"""Launch scripts for a shell or for Slurm: words, variables and directives; nothing is run.
-
-Variables that the script itself sets to plain words are put in; everything else stays as it is written.
-"""
+"""Launch scripts for a shell or for Slurm: words, variables and directives; nothing is run."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from strategist.document.judgement import Finding
 from strategist.errors import InputError, shown
 from strategist.readers.foreign import Foreign, Reader, Source, finding, keys_of, odd_arguments, told, whole
+from strategist.readers.shell import read_words, split
 from strategist.records import dataclass
 
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_REFERENCE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?::?[-?]([^}]*))?\})")
 _SHORT = re.compile(r"-[A-Za-z]")
 LONG = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-J": "--job-name"}
 """Long names of the short options of sbatch that are looked at."""
@@ -51,9 +46,8 @@ class Script:
 
 def script_of(source: Source) -> Script:
     """The script of a file. Raises InputError PARSE where its quotes do not close."""
-    text = source.text.replace("\\\n", " ")
     try:
-        words = shlex.split(text, comments=True)
+        words = split(source.text)
     except ValueError as problem:
         raise InputError(
             "PARSE",
@@ -62,32 +56,9 @@ def script_of(source: Source) -> Script:
             value=source.path,
             hint="Close the quotes.",
         ) from None
-    return _with_values(words, source.text)
-
-
-def _with_values(words: Sequence[str], text: str) -> Script:
-    variables: dict[str, str | None] = {}
-    read: list[str] = []
-    for index, raw in enumerate(words):
-        word = _expanded(raw.strip("();"), variables)
-        name, equals, value = word.partition("=")
-        if equals and _ASSIGNMENT.fullmatch(name):
-            variables[name] = value
-        elif index and words[index - 1] == "unset":
-            variables[word] = None
-        read += word.split() if word != raw.strip("();") or word.startswith("--") else [word]
-    options = tuple(name for name, _ in _options(text))
-    return Script(words=tuple(read), variables=variables, directives=_directives(text), options=options)
-
-
-def _expanded(word: str, variables: Mapping[str, str | None]) -> str:
-    """A word with the script's own variables put in, or the default that stands beside them."""
-
-    def value(match: re.Match[str]) -> str:
-        known = variables.get(match[1] or match[2])
-        return known if known is not None else match[3] if match[3] and "-" in match[0] else match[0]
-
-    return _REFERENCE.sub(value, word)
+    read, variables = read_words(words)
+    options = tuple(name for name, _ in _options(source.text))
+    return Script(words=read, variables=variables, directives=_directives(source.text), options=options)
 
 
 def _directives(text: str) -> dict[str, str]:

@@ -18,15 +18,19 @@ from strategist.readers.foreign import (
     Foreign,
     Reader,
     Source,
+    Unsaid,
     batch_faults,
     finding,
     keys_of,
     odd_arguments,
     told,
     uncounted_optimizer,
+    unsaid,
     whole,
+    without,
 )
 from strategist.readers.script import Script, is_script, named_words, script_faults, script_of, started
+from strategist.records import replace
 
 Flags = Mapping[str, Any]
 AXES = {
@@ -36,6 +40,18 @@ AXES = {
     "cp": "context_parallel_degree",
     "pp": "pipeline_parallel_degree",
 }
+NUMBERS = {
+    **{f"parallelism.{key}": axis for axis, key in AXES.items()},
+    "parallelism.expert_parallel_degree": "ep",
+    "parallelism.pipeline_parallel_microbatch_size": "micro_batch",
+    "parallelism.pipeline_parallel_layers_per_stage": "virtual_stages",
+    "training.local_batch_size": "micro_batch",
+    "training.global_batch_size": "global_batch",
+    "training.seq_len": "seq_len",
+}
+"""Flags that are numbers, and the choices that they make."""
+FOLLOWS = {"pp": ("zero", "micro_batch", "accumulation"), "dp_shard": ("zero",), "tp": ("sequence_parallel",)}
+"""Choices that follow from others: stages decide how a batch is split and whether gathered weights stay."""
 SCHEDULES = {
     "1F1B": "1f1b",
     "GPipe": "gpipe",
@@ -68,17 +84,31 @@ def read(source: Source, ranks: int | None) -> Foreign:
     world = ranks or (started(script) if script else None)
     degrees = _degrees(flags, world)
     says = _says(flags, degrees) | told(recompute=RECOMPUTE.get(chosen or own.get("activation_checkpoint", "")))
-    dp = degrees["dp_replicate"] * degrees["dp_shard"]
-    found = (
+    open_ones = _unsaid_of(flags)
+    found = [
         *(script_faults(script) if script else ()),
         *_unknown(said),
         *_unregistered(script, own),
-        *_world(degrees, world),
-        *batch_faults(says, dp),
         *_pipeline(flags, degrees["pp"]),
         *_uncounted(flags),
-    )
-    return Foreign(says=says, findings=found)
+    ]
+    if not open_ones:
+        found += [*_world(degrees, world), *batch_faults(says, degrees["dp_replicate"] * degrees["dp_shard"])]
+    return Foreign(says=_said_alone(says, flags, open_ones), findings=tuple(found), unsaid=open_ones)
+
+
+def _unsaid_of(flags: Flags) -> tuple[Unsaid, ...]:
+    """What flags leave to whoever starts the script, with what follows from them."""
+    found = unsaid(flags, NUMBERS, dashes="--")
+    return (*found, *(replace(one, choice=choice) for one in found for choice in FOLLOWS.get(one.choice, ())))
+
+
+def _said_alone(says: Mapping[str, Any], flags: Flags, open_ones: tuple[Unsaid, ...]) -> Mapping[str, Any]:
+    """What is said beside what is left open: replicas, shards and the batch of all of them are not known where a degree is not."""
+    if not {one.choice for one in open_ones} & set(AXES):
+        return without(says, open_ones)
+    whose = "accumulation" if "training.global_batch_size" in flags else "global_batch"
+    return without(says, open_ones, "schedule", "dp_replicate", "dp_shard", whose)
 
 
 def _is_toml(source: Source) -> bool:

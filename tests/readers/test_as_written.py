@@ -748,3 +748,35 @@ def test_megatron_s_switch_for_selective_recomputation_counts(words: str, recomp
     folder = written(tmp_path, run_sh=f"torchrun --nproc_per_node 8 pretrain_gpt.py {MEGATRON} {words}\n")
     found = call("predict", str(folder / "run.sh"), "--hardware", "dgx-h100", "--json").document
     assert found["strategy"]["recompute"] == recompute
+
+
+TITANS = "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_8b --training.local_batch_size 2 --training.seq_len 4096"
+
+
+@pytest.mark.parametrize(
+    ("unsaid", "said", "beside"),
+    [
+        ("--parallelism.tensor_parallel_degree $1", "--parallelism.tensor_parallel_degree 2", "tp=2,sequence_parallel=1"),
+        ("--parallelism.pipeline_parallel_degree $1", "--parallelism.pipeline_parallel_degree 2", "pp=2,zero=2,micro_batch=1,accumulation=2"),
+        ("--parallelism.data_parallel_shard_degree $1", "--parallelism.data_parallel_shard_degree 8", "dp_shard=8,zero=3"),
+        ("--training.global_batch_size $1", "--training.global_batch_size 64", "accumulation=4"),
+    ],
+)  # fmt: skip
+def test_what_flags_of_torchtitan_do_not_say_is_asked_for(unsaid: str, said: str, beside: str, tmp_path: Path) -> None:
+    """With that and what follows from it beside the script, it is the one that is written out; without, nothing is weighed."""
+    folder = written(tmp_path, open_sh=f"{TITANS} {unsaid}\n", run_sh=f"{TITANS} {said}\n")
+    refused = weighed(folder, "open.sh")["error"]
+    assert (refused["code"], unsaid in refused["message"]) == ("E_MISSING", True)
+    found = call("predict", str(folder / "open.sh"), "--hardware", "dgx-h100", "--strategy", beside, "--json").document
+    whole = weighed(folder, "run.sh")
+    assert [found[part] for part in ("layout", "workload", "memory")] == [whole[part] for part in ("layout", "workload", "memory")]  # fmt: skip
+
+
+def test_what_a_program_with_trainer_s_arguments_is_not_told_is_asked_for(tmp_path: Path) -> None:
+    """A number of accumulated micro-batches that the script does not say was one."""
+    line = "torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Llama-3.2-1B --bf16 True --per_device_train_batch_size 1 --gradient_accumulation_steps"  # fmt: skip
+    folder = written(tmp_path, open_sh=f"{line} $2\n", run_sh=f"{line} 4\n")
+    assert weighed(folder, "open.sh")["error"]["code"] == "E_MISSING"
+    found = call("predict", str(folder / "open.sh"), "--hardware", "dgx-h100", "--grad-accum", "4", "--json").document
+    assert found["memory"] == weighed(folder, "run.sh")["memory"]
+    assert found["workload"]["global_batch"] == 4 * 8
