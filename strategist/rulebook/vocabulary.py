@@ -76,7 +76,8 @@ WORDS: Mapping[str, Word] = {
     "odd_sides": _situation("some matrix of the layers has a side that 16 does not divide"),
     "method": _situation("what is trained: full (all weights), lora or qlora (adapters beside frozen weights)"),
     "shared_ffn": _situation("hidden width of all shared experts, 0 without them"),
-    "positions": _situation("rows of learned positions, 0 without them"),
+    "positions": _situation("tokens that a table of learned positions has rows for, 0 without one"),
+    "rotary_positions": _situation("tokens that a rotary model was made for, 0 for others and where nobody says"),
     "norms_all_heads": _situation("queries and keys are normalised over all heads at once"),
     "windowed": _situation("some layers look at a window that is shorter than the sequences"),
     "buildable": _situation(
