@@ -22,7 +22,7 @@ from strategist.records import dataclass
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates, code, joined
 from strategist.space.shares import dense_CK, expert_CK
 from strategist.timing.collectives import bus_bandwidth, device_bandwidth_between_nodes
-from strategist.timing.rates import without_rate
+from strategist.timing.rates import shared_precisions, without_rate
 from strategist.units import GB, GIB
 
 Value = Any
@@ -94,6 +94,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "has_tables": bool(served_tables(shape)),
         "frontend": engine_of(job.frontend),
         "has_precision": without_rate(cluster, work.precision) is None,
+        "precisions": shared_precisions(cluster),
     }
 
 

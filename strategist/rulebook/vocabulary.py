@@ -87,6 +87,7 @@ WORDS: Mapping[str, Word] = {
     "frontend": _situation("framework whose limits count: any, or a name of the catalogue"),
     "purpose": _situation("what the job is for: research, production, performance, debugging or unsure"),
     "has_precision": _situation("the device multiplies in the number format asked for"),
+    "precisions": _situation("number formats in which all devices multiply"),
     "fast_domain": _situation("devices joined by the fastest links"),
     "is_gpu": _situation("the device is a GPU, not the CPU"),
     "has_tables": _situation("the model has tables of embeddings that no other part shares"),

@@ -92,18 +92,22 @@ def without_rate(cluster: Cluster, precision: str) -> Gpu | None:
     return next((g.node.gpu for g in cluster.groups if not peak_FLOPs(g.node.gpu, precision)), None)
 
 
+def shared_precisions(cluster: Cluster) -> str:
+    """The number formats in which all devices multiply, as words to choose from."""
+    return " or ".join(word for word in PRECISIONS if without_rate(cluster, word) is None)
+
+
 def require_rate(job: Job) -> None:
     """Raises ImpossibleError HARDWARE_FEATURE for a number format in which some device does not multiply: no step of it has a length."""
     precision = job.workload.precision
     lacking = without_rate(job.cluster, precision)
     if lacking is not None:
-        known = [word for word in PRECISIONS if peak_FLOPs(lacking, word)]
         raise ImpossibleError(
             "HARDWARE_FEATURE",
             f"{lacking.title} does not multiply in {precision}.",
             flag="--precision",
             value=precision,
-            hint=f"Use --precision {' or '.join(known)}.",
+            hint=f"Use --precision {shared_precisions(job.cluster)}.",
         )
 
 
