@@ -11,12 +11,12 @@ from strategist.catalog import rows
 from strategist.document.sizing import Largest, Machines, Sizing
 from strategist.errors import InputError
 from strategist.facts.model import ModelShape
-from strategist.facts.resolved import Assumption
+from strategist.facts.resolved import Assumption, said_to_plan
 from strategist.facts.workload import MAX_SEQ_LEN
 from strategist.planner.kinds import UNEVEN
 from strategist.planner.largest import What, largest
 from strategist.planner.search import Pace, Question
-from strategist.planner.size import Kind, answers, looked_at, sizes
+from strategist.planner.size import Kind, answers, largest_looked_at, looked_at, sizes
 from strategist.records import dataclass, replace
 from strategist.space.enumerate import divisors
 from strategist.timing.rates import require_rate
@@ -54,6 +54,8 @@ def sized(wanted: Wanted) -> Sizing:
     for kind in kinds:
         for machines in looked_at(kind, wanted.deadline_s, pace, found):
             found.append(machines)  # the next kind, and the next size of this, see it
+    if not found and wanted.deadline_s is not None:
+        found.extend(largest_looked_at(kinds, wanted.deadline_s))
     ordered = tuple(sorted(found, key=lambda m: (m.gpus, m.run_seconds)))
     best = answers(ordered, wanted.deadline_s)
     work = kinds[0].ask(*kinds[0].sizes[0]).job
@@ -134,8 +136,8 @@ def _kind(given: Given, gpu: str, price: float | None) -> Kind:
 
 
 def _each_once(said: Sequence[Assumption]) -> tuple[Assumption, ...]:
-    """Assumptions without repetitions."""
-    return tuple(dict.fromkeys(said))
+    """Assumptions without repetitions; machines are not named where they are what is looked for."""
+    return tuple(dict.fromkeys(said_to_plan(one, "--hardware") for one in said))
 
 
 SEQUENCE_STEP = 1024

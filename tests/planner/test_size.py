@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from functools import cache
+from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from strategist import NoPlanError, load_model, recommend
 from strategist.ask import Given
+from strategist.cli.arguments import Command
 from strategist.document.sizing import Machines, Sizing
 from strategist.facts.job import Job
 from strategist.facts.profile import find_profile
@@ -21,6 +24,7 @@ from strategist.facts.workload import Workload
 from strategist.planner.goodput import best_interval, goodput, progress
 from strategist.planner.largest import halved
 from strategist.sizing import Wanted, largest_that_fits, sized
+from strategist.units import format_duration
 from tests.cli.harness import call
 from tests.strategies import machine
 
@@ -201,6 +205,45 @@ def test_refusals(words: tuple[str, ...], exit_code: int, code: str, flag: str) 
     ran = call(*words, "--json")
     assert (ran.code, ran.error["code"], ran.error["flag"]) == (exit_code, code, flag)
     assert ran.error["hint"]
+
+
+def test_a_deadline_that_nothing_meets_is_answered_with_the_fastest_that_was_seen() -> None:
+    """Where no size could be in time by the bound alone, the largest machines are searched, and the refusal says how long they take:
+    as long as without a deadline."""
+    question = ("size", "--model", "gpt2", "--tokens", "100B", "--gpu", "l4", "--nodes", "2")
+    refused = call(*question, "--deadline", "1min")
+    assert refused.code == 3
+    without = call(*question, "--json").document
+    largest_of_all = max(without["looked_at"], key=lambda machines: machines["gpus"])
+    told = " ".join(refused.err.split())
+    assert f"{format_duration(largest_of_all['run_seconds'])} on {largest_of_all['gpus']} x l4" in told
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("plan", ("--model-size", "1.3B", "--gpu", "b200", "--nodes", "2")),
+        ("predict", ("--model-size", "1.3B", "--strategy", "dp=8")),
+        ("sweep", ("--model-size", "1.3B", "--nodes", "1")),
+        ("size", ("--model-size", "1.3B", "--tokens", "1B", "--nodes", "1")),
+        ("size", ("--model", "llama-3.2-1b", "--gpu", "b200", "--max", "micro-batch", "--nodes", "2")),
+    ],
+)
+def test_what_was_assumed_can_be_set_by_a_flag_that_is_there(module: str, words: tuple[str, ...]) -> None:
+    """Every flag that an answer names beside an assumption is one that its command has, or that `plan` has where it says so."""
+    known = {name: {flag.name for flag in command_of(name).flags} for name in (module, "plan")}
+    assumed = call(module, *words, "--json").document["assumptions"]
+    assert assumed
+    for one in assumed:
+        owner = "plan" if one["flag"].startswith("plan ") else module
+        assert set(re.findall("--[a-z-]+", one["flag"])) <= known[owner], one
+    if module in ("size", "sweep"):
+        assert call(module, *words, "--intra-bw", "100GB/s", "--uncalibrated", "--json").code == 0
+
+
+def command_of(name: str) -> Command:
+    """A command as its module describes it."""
+    return cast("Command", import_module(f"strategist.cli.{name}_command").COMMAND)
 
 
 def test_the_report_shows_what_the_document_holds() -> None:
