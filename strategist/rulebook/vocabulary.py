@@ -130,6 +130,9 @@ WORDS: Mapping[str, Word] = {
     "tables": _candidate("tables of embeddings on every replica, or on a parameter server"),
     "ddp_share": _candidate("share of the step that the same layout takes with processes for threads", "%"),
     "tp_share": _candidate("share of the step that exposed tensor parallel collectives take", "%"),
+    "tp_bandwidth": _candidate(
+        "achieved all-reduce bus bandwidth of the ranks that share a layer, where they lie", "GB/s"
+    ),
     "dp_share": _candidate("share of the step that exposed data parallel collectives take", "%"),
     "bubble_share": _candidate("share of the step that the pipeline is idle", "%"),
     "logits_share": _candidate("share of a device's memory at its peak that logits take", "%"),
