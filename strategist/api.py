@@ -122,7 +122,7 @@ def _word(value: Any) -> str:
 def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None, extras: Extras | None = None) -> Plan:
     """The Plan for a complete question, with what our own executor cannot run yet said beside it; not yet finished."""
     plan = planner.recommend(asked.question, asked.request, asked.assumptions, top=top, log=log, extras=extras)
-    plan = replace(plan, hints=(*plan.hints, *asked.notes, *_not_executable(plan)))
+    plan = replace(plan, hints=(*plan.hints, *_unlooked(asked, extras), *asked.notes, *_not_executable(plan)))
     if asked.request.purpose:
         from strategist.frontend import chosen_frontend  # every target's module: few questions ask for one
 
@@ -144,6 +144,15 @@ def verified_plan_for(
     from strategist.verify import verified
 
     return verified(asked, lambda question: plan_for(question, top=top, log=log, extras=extras), watch)
+
+
+def _unlooked(asked: Asked, extras: Extras | None) -> tuple[Hint, ...]:
+    """Which parts of machines that may stay idle were not looked at."""
+    if extras is None or not extras.idle:
+        return ()
+    from strategist.planner.fewer import unlooked  # few allow it
+
+    return unlooked(asked.question.job.cluster)
 
 
 def _not_executable(plan: Plan) -> tuple[Hint, ...]:

@@ -19,7 +19,7 @@ from strategist.facts.models import load_model, load_model_config
 from strategist.facts.parameters import count
 from strategist.facts.profile import AUTO, as_made, engine_of, find_profile
 from strategist.facts.resolved import Assumption, Resolved
-from strategist.facts.sizes import SizedModel, is_size, shape_for_size
+from strategist.facts.sizes import SizedModel, is_size, shape_for_size, with_positions
 from strategist.facts.workload import Precision, Workload
 from strategist.planner.search import Frontend, Question
 from strategist.records import dataclass, field, replace
@@ -273,11 +273,11 @@ def _model(given: Given) -> tuple[ModelShape, tuple[Assumption, ...]]:
             hint="Choose one.",
         )
     if given.model_size is not None:
-        return _sized(given.model_size)
+        return _sized(given.model_size, given.seq_len)
     if given.model_config is not None:
         return load_model_config(given.model_config), ()
     if isinstance(given.model, str) and is_size(given.model):
-        return _sized(given.model)
+        return _sized(given.model, given.seq_len)
     model = load_model(given.model)
     return model, tuple(_alike(model))
 
@@ -303,18 +303,22 @@ def _is_a_stack(model: ModelShape) -> None:
         )
 
 
-def _sized(text: str) -> tuple[ModelShape, tuple[Assumption, ...]]:
+def _sized(text: str, seq_len: int | None) -> tuple[ModelShape, tuple[Assumption, ...]]:
+    """A model of a size, with as many positions as sequences need: nobody said how many it has."""
     sized = shape_for_size(text, "--model-size")
-    total = count(sized.shape).total
+    shape = sized.shape if seq_len is None else with_positions(sized.shape, seq_len)
+    total = count(shape).total
     how = "a real model" if sized.how == "nickname" else "a shape interpolated between real models"
-    value = f"{text} = {sized.shape.name}, {how} of {total:,} parameters{_spread(sized)}"
-    return sized.shape, (
+    if shape.learned_positions > sized.shape.learned_positions:
+        how = f"with {shape.learned_positions:,} learned positions, but for these a real model,"
+    value = f"{text} = {shape.name}, {how} of {total:,} parameters{_spread(sized)}"
+    return shape, (
         Assumption(
             what="model",
             value=value,
             flag="--model NAME or --model-config FILE",
             basis="assumed",
-            source=sized.shape.source,
+            source=shape.source,
         ),
     )
 

@@ -10,12 +10,13 @@ from strategist.ask import ASSUMED_GPU, Asked, Given, complete
 from strategist.catalog import rows
 from strategist.document.sizing import Largest, Machines, Sizing
 from strategist.errors import InputError
-from strategist.facts.resolved import Assumption
+from strategist.facts.model import ModelShape
+from strategist.facts.resolved import Assumption, said_to_plan
 from strategist.facts.workload import MAX_SEQ_LEN
 from strategist.planner.kinds import UNEVEN
 from strategist.planner.largest import What, largest
 from strategist.planner.search import Pace, Question
-from strategist.planner.size import Kind, answers, looked_at, sizes
+from strategist.planner.size import Kind, answers, largest_looked_at, looked_at, sizes
 from strategist.records import dataclass, replace
 from strategist.space.enumerate import divisors
 from strategist.timing.rates import require_rate
@@ -53,6 +54,8 @@ def sized(wanted: Wanted) -> Sizing:
     for kind in kinds:
         for machines in looked_at(kind, wanted.deadline_s, pace, found):
             found.append(machines)  # the next kind, and the next size of this, see it
+    if not found and wanted.deadline_s is not None:
+        found.extend(largest_looked_at(kinds, wanted.deadline_s))
     ordered = tuple(sorted(found, key=lambda m: (m.gpus, m.run_seconds)))
     best = answers(ordered, wanted.deadline_s)
     work = kinds[0].ask(*kinds[0].sizes[0]).job
@@ -133,8 +136,8 @@ def _kind(given: Given, gpu: str, price: float | None) -> Kind:
 
 
 def _each_once(said: Sequence[Assumption]) -> tuple[Assumption, ...]:
-    """Assumptions without repetitions."""
-    return tuple(dict.fromkeys(said))
+    """Assumptions without repetitions; machines are not named where they are what is looked for."""
+    return tuple(dict.fromkeys(said_to_plan(one, "--hardware") for one in said))
 
 
 SEQUENCE_STEP = 1024
@@ -153,11 +156,6 @@ def largest_that_fits(given: Given, what: What) -> Largest:
     _is_searched(given)
     asked = complete(replace(given, model_size="1B") if what == "model-size" else given)
     require_rate(asked.question.job)
-    ladders: dict[str, Sequence[int]] = {
-        "seq-len": range(SEQUENCE_STEP, MAX_SEQ_LEN + 1, SEQUENCE_STEP),
-        "model-size": TWO_DIGITS,
-        "micro-batch": divisors(asked.question.job.workload.global_batch),
-    }
     fields = {"seq-len": "seq_len", "model-size": "model_size", "micro-batch": "micro_batch"}
     batch = asked.question.job.workload.global_batch  # the same job at every value
 
@@ -165,6 +163,25 @@ def largest_that_fits(given: Given, what: What) -> Largest:
         told: dict[str, Any] = {fields[what]: str(value) if what == "model-size" else value}
         return complete(replace(given, global_batch=batch, **told)).question
 
+    model = ask(MAX_SEQ_LEN).job.model if what == "seq-len" else asked.question.job.model
+    ladders: dict[What, Sequence[int]] = {
+        "seq-len": _lengths(model.learned_positions),
+        "model-size": TWO_DIGITS,
+        "micro-batch": divisors(batch),
+    }
     found = largest(what, ladders[what], ask, is_ordered=what != "micro-batch")
     unsaid = {"seq-len": "sequence length", "model-size": "model"}.get(what)
-    return replace(found, assumptions=tuple(a for a in asked.assumptions if a.what != unsaid))
+    said_of = tuple(a for a in asked.assumptions if a.what != unsaid)
+    return replace(found, positions=_positions(model) if what == "seq-len" else None, assumptions=said_of)
+
+
+def _positions(model: ModelShape) -> int | None:
+    """Positions that a model has or was made for; None where nobody says, as of a size, which has as many as it is asked for."""
+    known = model.learned_positions or model.rotary_positions
+    return known if 0 < known < MAX_SEQ_LEN else None
+
+
+def _lengths(positions: int) -> Sequence[int]:
+    """Sequences to try, up to all learned positions where there are some."""
+    every = range(SEQUENCE_STEP, (positions or MAX_SEQ_LEN) + 1, SEQUENCE_STEP)
+    return every if positions % SEQUENCE_STEP == 0 else (*every, positions)

@@ -9,7 +9,7 @@ from strategist import __version__
 from strategist.ask import Asked, Given, complete
 from strategist.document.sweep import Cell, Sweep
 from strategist.errors import InputError
-from strategist.facts.resolved import Assumption
+from strategist.facts.resolved import Assumption, said_to_plan
 from strategist.planner.recommend import choice
 from strategist.planner.search import Pace, search
 from strategist.records import dataclass, replace
@@ -57,7 +57,8 @@ def sweep(grid: Grid) -> Sweep:
 
 def _shared(said: Sequence[tuple[Assumption, ...]]) -> tuple[Assumption, ...]:
     """Assumptions that were made in every cell alike."""
-    return tuple(one for one in said[0] if all(one in others for others in said))
+    shared = (one for one in said[0] if all(one in others for others in said))
+    return tuple(said_to_plan(one, "--hardware", "--model") for one in shared)
 
 
 def _cell(asked: Asked, size: str, pace: Pace | None, *, is_first: bool) -> Cell:

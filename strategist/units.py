@@ -134,11 +134,17 @@ def parse_bytes(text: str, flag: str, *, low: int = 1, high: int = 16 * TIB, exa
     return int(_bounded(value, text, flag, low, high, example))
 
 
-def parse_rate(text: str, flag: str, *, example: str = "400Gb/s", high: int = 10**15) -> float:
+LOWEST_RATE_BPS, HIGHEST_RATE_BPS = 10**6, 10**15
+"""Links between devices are no slower: the first Ethernet had 10 Mb/s."""
+
+
+def parse_rate(text: str, flag: str, *, example: str = "400Gb/s") -> float:
     """A data rate in bytes per second, one direction. 400Gb/s equals 50GB/s. Raises InputError UNIT without a unit."""
     table = {f"{u}{per}": factor for u, factor in (_BYTES | _BITS).items() for per in ("/s", "ps")}
     value = _with_unit(text, flag, table, "Say bits or bytes: Gb/s or GB/s.", example)
-    return float(_bounded(value, text, flag, Decimal("1"), high, example))
+    if value < LOWEST_RATE_BPS:
+        raise _bound_error("TOO_SMALL", text, flag, "1 MB/s", example)
+    return float(_bounded(value, text, flag, LOWEST_RATE_BPS, HIGHEST_RATE_BPS, example))
 
 
 def parse_duration(text: str, flag: str, *, example: str = "30d", high: int = 10**10) -> float:

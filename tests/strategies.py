@@ -69,7 +69,7 @@ def dense_shapes(draw: Draw) -> ModelShape:
         vocab=draw(st.sampled_from((257, 50257, 32000, 128256))), ffn_hidden=draw(st.sampled_from((96, 1536, 4096, 11008))),
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, tied=draw(st.booleans()),
         norm="layernorm" if is_gpt else "rmsnorm", mlp_gated=not is_gpt, mlp_bias=is_gpt, qkv_bias=is_gpt, o_bias=is_gpt,
-        pos="learned" if is_gpt else "rope", pos_rows=1024 if is_gpt else 0, lm_head_bias=is_gpt and draw(st.booleans()),
+        pos="learned" if is_gpt else "rope", pos_rows=8192 if is_gpt else 0, lm_head_bias=is_gpt and draw(st.booleans()),
         qk_norm=draw(st.sampled_from(("", "head"))), max_seq=8192,
     )  # fmt: skip
 

@@ -6,10 +6,11 @@ from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import CALIBRATION, COMMON, Flag
 from strategist.cli.output import show_document, show_lines, width
 
+BRIEF = Flag("--quiet", "print the line of all runs together alone")
 FLAGS = (
     Flag("--by", "columns that make a group: source, hardware, framework, model", "COLUMN,..."),
     *CALIBRATION,
-    *COMMON,
+    *(BRIEF if flag.name == BRIEF.name else flag for flag in COMMON),
 )
 COMMAND = Command(
     "accuracy",

@@ -24,7 +24,7 @@ class Flag:
 
 COMMON = (
     Flag("--json", "print one JSON document and nothing else, also for errors"),
-    Flag("--quiet", "print nothing but the result's essentials"),
+    Flag("--quiet", "no report and no remarks; files, errors and the exit code tell"),
     Flag("--verbose", "print more"),
     Flag("--no-color", "plain text, as with NO_COLOR in the environment"),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategist.cli.arguments import Command, Namespace
 from strategist.cli.files import check_out, deliver
-from strategist.cli.flags import CHOICE, COMMON, MODEL, OUTPUT, WORKLOAD, Flag
+from strategist.cli.flags import CALIBRATION, CHOICE, COMMON, HARDWARE, MODEL, OUTPUT, WORKLOAD, Flag
 from strategist.cli.output import width
 from strategist.errors import InputError
 
@@ -33,9 +33,11 @@ FLAGS = (
         "--gpus-per-node", "devices per node, 1 to 1024; otherwise those of the reference node, and parts of one", "N"
     ),
     Flag("--nodes", "at most so many nodes (2048)", "N"),
+    *(flag for flag in HARDWARE if flag.name in ("--intra-bw", "--inter-bw")),
     *(flag for flag in WORKLOAD if flag.name not in ("--micro-batch", "--grad-accum", "--price-per-gpu-hour")),
     Flag("--price-per-gpu-hour", "price of one device for one hour: one for all, or one for each --gpu", "MONEY,..."),
     *(flag for flag in CHOICE if flag.name in ("--frontend", "--forbid", "--also", "--time-budget", "--config")),
+    *CALIBRATION,
     *OUTPUT,
     *COMMON,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strategist.cli.arguments import Command, Namespace
 from strategist.cli.files import check_out, deliver
-from strategist.cli.flags import CHOICE, COMMON, OUTPUT, WORKLOAD, Flag
+from strategist.cli.flags import CALIBRATION, CHOICE, COMMON, HARDWARE, OUTPUT, WORKLOAD, Flag
 from strategist.cli.output import width
 
 FLAGS = (
@@ -12,8 +12,10 @@ FLAGS = (
     Flag("--gpu", "devices: h100-sxm,rtx-4090", "NAME,..."),
     Flag("--gpus-per-node", "devices per node, 1 to 1024; otherwise those of the reference node", "N"),
     Flag("--nodes", "numbers of nodes: 1,4,16", "N,..."),
+    *(flag for flag in HARDWARE if flag.name in ("--intra-bw", "--inter-bw")),
     *(flag for flag in WORKLOAD if flag.name not in ("--tokens", "--price-per-gpu-hour")),
     *(flag for flag in CHOICE if flag.name in ("--policy", "--objective", "--frontend", "--pin", "--forbid", "--also", "--rules", "--time-budget", "--config")),
+    *CALIBRATION,
     *OUTPUT,
     *COMMON,
 )  # fmt: skip

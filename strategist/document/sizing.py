@@ -63,12 +63,14 @@ class Sizing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Largest:
     """The largest sequence (tokens), model (parameters) or micro-batch (sequences) that fits, with its fastest layout.
-    `too_large` is the next value that was tried and does not fit; None where nothing larger is known."""
+    `too_large` is the next value that was tried and does not fit; None where nothing larger is known. `positions` are those of the
+    model, where sequences are asked for: no sequence is longer than learned ones, and rotary ones were made for so many."""
 
     format: Literal["strategist-largest/1"] = "strategist-largest/1"
     what: Literal["seq-len", "model-size", "micro-batch"]
     value: int
     too_large: int | None
+    positions: int | None = None
     family: str
     layout: str
     step_s: float

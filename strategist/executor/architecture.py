@@ -27,14 +27,14 @@ def _other(shape: ModelShape, odd: tuple[str, ...]) -> Obstacle:
 
 def position_obstacles(shape: ModelShape, tokens: int) -> tuple[Obstacle, ...]:
     """A table of learned positions has a row for so many tokens and no more."""
-    if shape.pos != "learned" or tokens <= shape.pos_rows:
+    if not shape.learned_positions or tokens <= shape.learned_positions:
         return ()
     return (
         Obstacle(
             code="UNSUPPORTED",
             place="workload.seq_len",
             value=tokens,
-            sentence=f"{shape.name} has {shape.pos_rows} learned positions, and the sequences have {tokens} tokens.",
-            hint=f"Use --seq-len {shape.pos_rows} or less.",
+            sentence=f"{shape.name} has {shape.learned_positions} learned positions, and the sequences have {tokens} tokens.",
+            hint=f"Use --seq-len {shape.learned_positions} or less.",
         ),
     )

@@ -15,12 +15,11 @@ from strategist.facts.network import network_tier
 from strategist.facts.nodes import reference_node
 from strategist.facts.resolved import Assumption, Resolved
 from strategist.records import dataclass
-from strategist.units import TIB, parse_bytes, parse_integer, parse_rate, plain_text
+from strategist.units import HIGHEST_RATE_BPS, LOWEST_RATE_BPS, TIB, parse_bytes, parse_integer, parse_rate, plain_text
 
 MAX_GPUS_PER_NODE = 1024
 MAX_NODES = 131072
 MAX_MEMORY_BYTES = 16 * TIB
-MAX_RATE_BPS = 10**15
 
 T = TypeVar("T")
 
@@ -160,12 +159,13 @@ def bounded_memory(value: int | None, flag: str) -> int | None:
 
 
 def bounded_rate(value: float | None, flag: str) -> float | None:
-    """A finite rate in 1..1e15 bytes per second. Raises InputError NOT_FINITE, NEGATIVE, TOO_SMALL, TOO_LARGE."""
+    """A finite rate in 1e6..1e15 bytes per second. Raises InputError NOT_FINITE, NEGATIVE, TOO_SMALL, TOO_LARGE."""
     if value is None:
         return None
     if not math.isfinite(value):
         raise InputError("NOT_FINITE", f"{flag} must be a finite number.", flag=flag, value=value, hint="Example: 50e9.")  # fmt: skip
-    code = "NEGATIVE" if value < 0 else "TOO_SMALL" if value < 1 else "TOO_LARGE" if value > MAX_RATE_BPS else None
+    too_small = "TOO_SMALL" if value < LOWEST_RATE_BPS else None
+    code = "NEGATIVE" if value < 0 else too_small or ("TOO_LARGE" if value > HIGHEST_RATE_BPS else None)
     if code:
-        raise InputError(code, f"{flag} must lie between 1 and 1e15 bytes per second.", flag=flag, value=value, hint="Example: 50e9.")  # fmt: skip
+        raise InputError(code, f"{flag} must lie between 1e6 and 1e15 bytes per second.", flag=flag, value=value, hint="Example: 50e9.")  # fmt: skip
     return float(value)

@@ -103,6 +103,18 @@ class ModelShape:
     tables: tuple[tuple[int, int], ...] = ()
 
     @property
+    def learned_positions(self) -> int:
+        """Tokens that a table of learned positions has rows for, 0 without one. Tables of OPT, RoBERTa and BART start a row or two
+        late, so that not all of their rows are for tokens; those of CLIP are counted elsewhere."""
+        known = [count for count in (self.pos_rows, self.max_seq) if count]
+        return min(known, default=0) if self.pos == "learned" else 0
+
+    @property
+    def rotary_positions(self) -> int:
+        """Tokens that somebody made a rotary model for, 0 for others: beyond them its angles are new to it."""
+        return self.max_seq if self.pos == "rope" else 0
+
+    @property
     def method(self) -> str:
         """What is trained: full (everything), lora or qlora (adapters alone)."""
         return "full" if self.adapters is None else self.adapters.method

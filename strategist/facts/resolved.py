@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strategist.facts.hardware import Basis, Cluster
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,11 @@ class Assumption:
     flag: str
     basis: Basis = "assumed"
     source: str = ""
+
+
+def said_to_plan(one: Assumption, *flags: str) -> Assumption:
+    """An assumption of a command that has not these flags, beside those that begin with them: `plan` can be told."""
+    return replace(one, flag=f"plan {one.flag}") if one.flag.split()[0] in flags else one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

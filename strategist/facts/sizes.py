@@ -67,6 +67,13 @@ def shape_for_size(text: str, flag: str = "--model-size") -> SizedModel:
     return SizedModel(shape, "ladder", asked, spread_around(asked))
 
 
+def with_positions(shape: ModelShape, seq_len: int) -> ModelShape:
+    """A shape that stands for a size, with at least as many positions as sequences have tokens."""
+    if not 0 < shape.max_seq < seq_len:
+        return shape
+    return replace(shape, max_seq=seq_len, pos_rows=seq_len if shape.pos == "learned" else 0)
+
+
 def is_size(text: str) -> bool:
     """True for text that reads as a size rather than a name."""
     word = text.strip(" ")

@@ -63,6 +63,16 @@ def peak_memory(job: Job, candidates: Candidates) -> Peaks:
     return Peaks(terms, total_of(terms.values()), stage, moment, host, last)
 
 
+MOST_BYTES = 2.0**57
+"""128 PiB, which nothing has: terms are counted up to it, so that all of them together are a number of 64 bits."""
+
+
+def _counted(total: Reals) -> Column:
+    """Whole bytes, no more than the most that are counted."""
+    found: Column = np.minimum(total, MOST_BYTES).astype(np.int64)
+    return found
+
+
 def device_bytes_CS(job: Job, candidates: Candidates, stages: int) -> Reals:
     """What every stage of every candidate holds at its worst moment, (C, S) for so many `stages`; 0 where a candidate has no such stage."""
     device = np.zeros((len(candidates), stages))
@@ -87,7 +97,7 @@ def least_memory(job: Job, candidates: Candidates) -> Floors:
     device, host = (np.zeros(len(looked_at), np.int64) for _ in range(2))
     for group in groups(job, least):
         table = ledger(job, group, at_loss=True)
-        device[group.rows] = np.floor(table.reserved.max(axis=1) + table.runtime).astype(np.int64)
+        device[group.rows] = _counted(np.floor(table.reserved.max(axis=1) + table.runtime))
         host[group.rows] = table.host
     return Floors(device[run], host[run])
 
@@ -162,7 +172,7 @@ class Ledger:
                 found[name][rows] += entries(held, at)
             found["slack"][rows] = self.reserved[rows, stage[rows]] - total[at]
         found["runtime"] += self.runtime
-        return {name: np.ceil(held).astype(np.int64) for name, held in found.items()}
+        return {name: _counted(np.ceil(held)) for name, held in found.items()}
 
     def _places(self, instant: Column) -> Iterator[tuple[Reals, Terms, Column, tuple[Column, ...]]]:
         """Totals and terms of `moving`, the rows whose instant is one of theirs, and where along the axes in front it is."""
@@ -225,6 +235,6 @@ def ledger(job: Job, group: Group, *, at_loss: bool = False) -> Ledger:
     moving = _moving(job, group, counts, layers, settled, at_loss=at_loss)
     held = total_of(steady.values())
     allocated = tuple(added(held, *instant.terms.values()) for instant in moving)
-    host = np.ceil(host_bytes_C(job, group, counts)).astype(np.int64)
+    host = _counted(np.ceil(host_bytes_C(job, group, counts)))
     pools = Pools(job, group, counts, layers, settled)
     return Ledger(job, steady, moving, allocated, pools, runtime_bytes_C(job, group.candidates), host)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from strategist.document.plan import Hint
-from strategist.facts.hardware import Cluster, NodeGroup, with_gpus
+from strategist.facts.hardware import Cluster, Link, Node, NodeGroup, with_gpus
 from strategist.facts.job import Job
+from strategist.facts.wiring import node_names
 from strategist.planner.kinds import is_mixed, kinds
 from strategist.planner.search import Found, search
 from strategist.records import dataclass, replace
@@ -54,12 +55,18 @@ def smaller_cluster_hint(found: Found, chosen: int, uneven: Looked | None = None
     else:
         saved = 1 - part.seconds * part.nodes * part.gpus_per_node / (whole * cluster.world)
         start = f"Fewer machines are {100 * saved:.0f} % cheaper"
-    again = f"Ask again with --nodes {part.nodes}" + (
-        f" --gpus-per-node {part.gpus_per_node}." if cluster.nodes == 1 else f" or --hardware NODE:{part.nodes}."
-    )
+    again = _again(part, cluster)
     return (
         Hint(code="W_FEWER_GPUS" if cluster.nodes == 1 else "W_FEWER_NODES", sentence=f"{start}: {speed}. {again}"),
     )
+
+
+def _again(part: Part, cluster: Cluster) -> str:
+    """How to ask for a part alone."""
+    if cluster.links:
+        return "Ask again with --allow-idle."
+    end = f"--gpus-per-node {part.gpus_per_node}." if cluster.nodes == 1 else f"or --hardware NODE:{part.nodes}."
+    return f"Ask again with --nodes {part.nodes} {end}"
 
 
 def _best_part(found: Found, chosen: int) -> Part | None:
@@ -161,16 +168,68 @@ def halves(count: int) -> Iterator[int]:
 
 def parts(cluster: Cluster, whole_nodes: bool, counts: Callable[[int], Iterable[int]] = halves) -> Iterator[Cluster]:
     """One, two, four ... nodes of a cluster of equal nodes, up to half of it, or as many as `counts` says of all; or devices
-    of its only node."""
-    if len(cluster.groups) != 1 or cluster.links:
+    of its only node. Of nodes that are joined link by link, groups behind the same switches, and single nodes."""
+    if cluster.links:
+        allowed = set(counts(cluster.nodes))
+        yield from (part for part in _linked_parts(cluster) if part.nodes in allowed)
+        return
+    if len(cluster.groups) != 1:
         return
     group = cluster.groups[0]
     if cluster.nodes > 1:
         for count in counts(cluster.nodes):
             yield replace(cluster, groups=(NodeGroup(node=group.node, count=count, name=group.name),))
-    elif not whole_nodes and group.node.topology in TRIMMABLE and not group.node.links:
+    elif not whole_nodes and _is_trimmable(group.node):
         for count in counts(group.node.gpus):
             yield replace(cluster, groups=(replace(group, node=with_gpus(group.node, count)),))
+
+
+def _linked_parts(cluster: Cluster) -> Iterator[Cluster]:
+    """Whole groups of nodes that stay joined when the slowest links are left out, then the next slower, and so on; and one node of each
+    group alone."""
+    found: list[Cluster] = []
+    for slowest in sorted({link.Bps for link in cluster.links}):
+        kept = tuple(link for link in cluster.links if link.Bps > slowest)
+        for island in _islands(kept):
+            groups = tuple(group for group in cluster.groups if island.issuperset(node_names(group.name, group.count)))
+            names = {name for group in groups for name in node_names(group.name, group.count)}
+            switches = tuple(name for name in cluster.switches if name in island)
+            if names and names | set(switches) == island:
+                links = tuple(link for link in kept if link.a in island)
+                found.append(replace(cluster, groups=groups, links=links, switches=switches))
+    alone = [replace(cluster, groups=(replace(group, count=1),), links=(), switches=()) for group in cluster.groups]
+    yield from dict.fromkeys((*found, *alone))
+
+
+def _islands(links: Iterable[Link]) -> list[set[str]]:
+    """The ends of links, those that hang together in one set."""
+    islands: list[set[str]] = []
+    for link in links:
+        touched = [island for island in islands if link.a in island or link.b in island]
+        islands = [island for island in islands if island not in touched]
+        islands.append({link.a, link.b}.union(*touched))
+    return islands
+
+
+def unlooked(cluster: Cluster) -> tuple[Hint, ...]:
+    """Which parts of the machines are not looked at where devices may stay idle."""
+    whole = next((g.node for g in cluster.groups if g.node.gpus > 1 and not _is_trimmable(g.node)), None)
+    words = (
+        []
+        if whole is None
+        else [f"some devices of a node whose links are listed one by one, or not alike ({whole.name})"]
+    )
+    if cluster.links and cluster.nodes > 2:
+        words.append("nodes joined link by link other than single ones and whole groups behind the same switches")
+    if not words:
+        return ()
+    sentence = f"--allow-idle did not look at all parts of these machines: left out were {' and '.join(words)}."
+    return (Hint(code="W_IDLE_PARTS", sentence=sentence),)
+
+
+def _is_trimmable(node: Node) -> bool:
+    """Whether some of a node's devices are a smaller node of the same kind."""
+    return node.topology in TRIMMABLE and not node.links
 
 
 def seconds_at_best(job: Job) -> float:

@@ -27,6 +27,7 @@ from strategist.facts.job import Job
 from strategist.facts.parameters import count
 from strategist.facts.resolved import Assumption
 from strategist.facts.tables import served_elements
+from strategist.planner.advice import tensor_parallel_links
 from strategist.planner.check import faults
 from strategist.planner.kinds import UNEVEN, is_mixed
 from strategist.planner.search import FRONTEND, Found, Pace, Question, SearchLog, Use, legality, search
@@ -493,7 +494,8 @@ def _hints(
 ) -> tuple[Hint, ...]:
     """Advice rules that fire for the chosen layout, whose fullest stage holds so much, and thresholds that are near."""
     shares = _shares(found, chosen.row) | _table_share(found) | _logits_share(fullest)
-    values = {UNEVEN: 0, "loss": 0} | dict(situation) | _coded(found, chosen.row) | shares
+    placed = tensor_parallel_links(found, chosen.row)
+    values = {UNEVEN: 0, "loss": 0} | dict(situation) | _coded(found, chosen.row) | shares | placed
     advice = tuple(
         Hint(code=f"W_{rule.code or rule.id}", sentence=_advice(rule, values | dict(row)))
         for rule in fired(load_rules("advice", found.question.rule_folders), values)

@@ -22,7 +22,7 @@ from strategist.records import dataclass
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates, code, joined
 from strategist.space.shares import dense_CK, expert_CK
 from strategist.timing.collectives import bus_bandwidth, device_bandwidth_between_nodes
-from strategist.timing.rates import without_rate
+from strategist.timing.rates import shared_precisions, without_rate
 from strategist.units import GB, GIB
 
 Value = Any
@@ -85,7 +85,8 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "odd_sides": not sides_divide(shape, FLOAT8_MULTIPLE),
         "method": shape.method,
         "shared_ffn": shape.moe.shared_ffn if shape.moe else 0,
-        "positions": shape.pos_rows if shape.pos == "learned" else 0,
+        "positions": shape.learned_positions,
+        "rotary_positions": shape.rotary_positions,
         "norms_all_heads": shape.qk_norm == "full",
         "windowed": shape.window is not None and shape.window < work.seq_len,
         "buildable": buildable,
@@ -93,6 +94,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "has_tables": bool(served_tables(shape)),
         "frontend": engine_of(job.frontend),
         "has_precision": without_rate(cluster, work.precision) is None,
+        "precisions": shared_precisions(cluster),
     }
 
 

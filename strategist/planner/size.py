@@ -62,6 +62,13 @@ def looked_at(
         before = found
 
 
+def largest_looked_at(kinds: Sequence[Kind], deadline_s: float | None) -> Iterator[Machines]:
+    """The largest machines of every kind on which something fits, where no size could be in time: how long the run would take."""
+    for kind in kinds:
+        found = (_machines(kind, size, deadline_s, None) for size in reversed(kind.sizes))
+        yield from filter(None, [next((machines for machines in found if machines is not None), None)])
+
+
 def _between(kind: Kind, size: tuple[int, int], deadline_s: float | None, pace: Pace | None) -> Iterator[Machines]:
     """Fewer nodes than a size in time, but more than half of them."""
     per_node, nodes = size
@@ -128,9 +135,9 @@ def answers(found: Sequence[Machines], deadline_s: float | None) -> Answers:
     """The three answers. Raises NoPlanError when nothing fits or nothing is in time."""
     if not found:
         raise NoPlanError(
-            "Nothing that was looked at can train this model by the deadline, or it fits nowhere.",
-            flag="--deadline" if deadline_s is not None else "--gpu",
-            hint="Give more --nodes, a later --deadline, another --gpu, or a shorter --seq-len.",
+            "This model fits on no machines that were looked at.",
+            flag="--gpu",
+            hint="Give more --nodes, another --gpu, or a shorter --seq-len.",
         )
     fastest = min(found, key=lambda m: (m.run_seconds, m.gpus))
     timely = [m for m in found if m.in_time]

@@ -316,10 +316,13 @@ def _could_fit(job: Job) -> bool:
 
 def _smaller_models(asked: Question) -> Iterator[Change]:
     """The nicknamed sizes below the asked one, largest first, with what was pinned."""
-    from strategist.facts.sizes import shape_for_size
+    from strategist.facts.sizes import shape_for_size, with_positions
 
-    total = count(asked.job.model).total
-    sized = [(shape_for_size(row["size"], "--model-size").shape, row["size"]) for row in rows("size_names")]
+    total, seq_len = count(asked.job.model).total, asked.job.workload.seq_len
+    sized = [
+        (with_positions(shape_for_size(row["size"], "--model-size").shape, seq_len), row["size"])
+        for row in rows("size_names")
+    ]
     for shape, name in sorted(sized, key=lambda pair: -count(pair[0]).total):
         changed = _with(asked, model=replace(shape, adapters=asked.job.model.adapters))
         if asked.job.model.adapters is not None:

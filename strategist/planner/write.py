@@ -21,6 +21,7 @@ from strategist.document.estimate import (
     TimeTerm,
 )
 from strategist.document.plan import Economics, Hint, Mesh, NumberFormats, Request, Stage, Strategy
+from strategist.errors import ImpossibleError
 from strategist.facts.hardware import Basis
 from strategist.facts.job import Job
 from strategist.facts.model import layer_sequence
@@ -31,6 +32,7 @@ from strategist.records import dataclass
 from strategist.space.candidates import LAYERS_OF, OF_STAGE, Candidates
 from strategist.space.shares import groups
 from strategist.space.stages import head_in_layers, stage_chunks
+from strategist.timing.calibrated import TOO_LONG_NS
 from strategist.timing.estimate import StepTimes, mfu, model_FLOP
 
 
@@ -196,7 +198,15 @@ def _stage_memory(table: Ledger, stage: int) -> StageMemory:
 
 
 def time_ledger(job: Job, times: StepTimes, row: int) -> TimeLedger:
-    """The ledger of one timed row."""
+    """The ledger of one timed row. Raises ImpossibleError TOO_LARGE for a step that takes longer than is counted."""
+    if times.step[row] >= TOO_LONG_NS:
+        raise ImpossibleError(
+            "TOO_LARGE",
+            "One step would take more than two years, and none as long is predicted.",
+            flag="--global-batch",
+            value=job.workload.global_batch,
+            hint="Use fewer or shorter sequences per step, or faster machines and links.",
+        )
     terms = tuple(
         TimeTerm(name, int(times.exposed[name][row]), int(times.hidden[name][row]), int(times.again[name][row]))
         for name in TIME_TERMS

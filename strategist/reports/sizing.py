@@ -42,6 +42,7 @@ def largest_text(found: Largest, width: int = 80) -> list[Line]:
     """The largest that fits, and the next that does not."""
     title, unit, words = WORDS[found.what]
     beyond = "" if found.too_large is None else f"; {words(found.too_large)} does not fit"
+    beyond += _positions(found)
     text = f"{found.family}: {found.layout}; step {format_seconds(found.step_s)}, {format_gib(found.peak_bytes)} of {format_gib(found.usable_bytes)} usable"
     return [
         *_assumed(found.assumptions, width),
@@ -49,6 +50,15 @@ def largest_text(found: Largest, width: int = 80) -> list[Line]:
         *wrapped("largest", f"{title}: {words(found.value)} {unit}{beyond}", width, indent=INDENT, style="title", label_style="good"),
         *wrapped("", text, width, indent=INDENT),
     ]  # fmt: skip
+
+
+def _positions(found: Largest) -> str:
+    """Where sequences end for another reason than memory, or go beyond what the model was made for."""
+    if found.positions is None or found.value < found.positions:
+        return ""
+    if found.value == found.positions:
+        return "; the model has no more positions"
+    return f"; the model was made for {found.positions:,} positions"
 
 
 WORDS: Mapping[str, tuple[str, str, Callable[[int], str]]] = {

@@ -76,7 +76,8 @@ WORDS: Mapping[str, Word] = {
     "odd_sides": _situation("some matrix of the layers has a side that 16 does not divide"),
     "method": _situation("what is trained: full (all weights), lora or qlora (adapters beside frozen weights)"),
     "shared_ffn": _situation("hidden width of all shared experts, 0 without them"),
-    "positions": _situation("rows of learned positions, 0 without them"),
+    "positions": _situation("tokens that a table of learned positions has rows for, 0 without one"),
+    "rotary_positions": _situation("tokens that a rotary model was made for, 0 for others and where nobody says"),
     "norms_all_heads": _situation("queries and keys are normalised over all heads at once"),
     "windowed": _situation("some layers look at a window that is shorter than the sequences"),
     "buildable": _situation(
@@ -86,6 +87,7 @@ WORDS: Mapping[str, Word] = {
     "frontend": _situation("framework whose limits count: any, or a name of the catalogue"),
     "purpose": _situation("what the job is for: research, production, performance, debugging or unsure"),
     "has_precision": _situation("the device multiplies in the number format asked for"),
+    "precisions": _situation("number formats in which all devices multiply"),
     "fast_domain": _situation("devices joined by the fastest links"),
     "is_gpu": _situation("the device is a GPU, not the CPU"),
     "has_tables": _situation("the model has tables of embeddings that no other part shares"),
@@ -128,6 +130,9 @@ WORDS: Mapping[str, Word] = {
     "tables": _candidate("tables of embeddings on every replica, or on a parameter server"),
     "ddp_share": _candidate("share of the step that the same layout takes with processes for threads", "%"),
     "tp_share": _candidate("share of the step that exposed tensor parallel collectives take", "%"),
+    "tp_bandwidth": _candidate(
+        "achieved all-reduce bus bandwidth of the ranks that share a layer, where they lie", "GB/s"
+    ),
     "dp_share": _candidate("share of the step that exposed data parallel collectives take", "%"),
     "bubble_share": _candidate("share of the step that the pipeline is idle", "%"),
     "logits_share": _candidate("share of a device's memory at its peak that logits take", "%"),

@@ -20,6 +20,18 @@ PARTS: Mapping[Part, tuple[str, ...]] = {
 """Terms whose seconds one factor multiplies; the bubble follows all of them. Overlap multiplies none: it moves what is exposed (Job.overlaps)."""
 
 
+LONGEST_NS = 2.0**58
+"""Nine years: terms of a step are counted up to it, so that all of them together are a number of 64 bits."""
+TOO_LONG_NS = LONGEST_NS / 4
+"""Steps from here on are not told of: some term may have ended at the longest, and a factor may have made it less."""
+
+
+def counted(nanoseconds: Reals) -> Column:
+    """Whole nanoseconds, no more than the longest that are counted."""
+    rounded: Column = np.round(np.minimum(nanoseconds, LONGEST_NS)).astype(np.int64)
+    return rounded
+
+
 def part_seconds(exposed: Mapping[str, Column]) -> dict[Part, Reals]:
     """Seconds of every part that has some, (C,) each: its exposed terms, and its share of the bubble."""
     sums = {part: total_of(exposed[term] for term in terms) / 1e9 for part, terms in PARTS.items() if terms}
@@ -31,7 +43,7 @@ def part_seconds(exposed: Mapping[str, Column]) -> dict[Part, Reals]:
 def scaled(terms: Mapping[str, Column], factors: Mapping[Part, float]) -> dict[str, Column]:
     """Nanoseconds of every term under some factors, whole again, (C,) each. Terms that nothing moves stay the columns that they were."""
     moved = {
-        term: np.round(terms[term] * factor).astype(np.int64)
+        term: counted(terms[term] * factor)
         for part, factor in factors.items()
         for term in PARTS[part]
         if terms[term].any()
@@ -41,7 +53,7 @@ def scaled(terms: Mapping[str, Column], factors: Mapping[Part, float]) -> dict[s
     before = total_of(terms.values()) - terms["bubble"]
     more = total_of(column - terms[term] for term, column in moved.items()) if moved else np.zeros_like(before)
     ratio = 1.0 + np.divide(more, before, out=np.zeros(before.shape), where=before > 0)
-    return {**terms, **moved, "bubble": np.round(terms["bubble"] * ratio).astype(np.int64)}
+    return {**terms, **moved, "bubble": counted(terms["bubble"] * ratio)}
 
 
 def least_factor(factors: Mapping[Part, float]) -> float:

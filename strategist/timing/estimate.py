@@ -27,7 +27,7 @@ from strategist.space.traffic import (
     traffic_within,
     unit_collectives,
 )
-from strategist.timing.calibrated import least_factor, scaled
+from strategist.timing.calibrated import LONGEST_NS, counted, least_factor, scaled
 from strategist.timing.collectives import FULL_BYTES, costs, leaving
 from strategist.timing.compute import COMPUTE_TERMS, Compute
 from strategist.timing.mixed import paced_jobs
@@ -85,7 +85,7 @@ def _step_times(job: Job, candidates: Candidates) -> StepTimes:
             for name, kinds in terms.items():
                 for whole, seconds in zip((exposed, hidden, again), kinds, strict=True):
                     if seconds is not NONE:  # added: host has two homes
-                        rounded = np.round(seconds * NANO).astype(np.int64)
+                        rounded = counted(seconds * NANO)
                         whole[name][group.rows] += rounded if place is None else rounded.take(place)
     if factors := job.on_parts:
         exposed, hidden, again = (scaled(terms, factors) for terms in (exposed, hidden, again))
@@ -129,7 +129,8 @@ def _least_step_ns(job: Job, some: Candidates) -> Column:
         least[group.rows] = found.seconds + straggling(job) * found.computing.min(axis=1)
     factors = job.on_parts
     roundings = len(TIME_TERMS) * (2 if factors else 1)  # every term is rounded, and again once it is multiplied
-    rounded = np.floor(least * (NANO * least_factor(factors))).astype(np.int64) - roundings
+    longest = np.minimum(least * (NANO * least_factor(factors)), LONGEST_NS)
+    rounded = np.floor(longest).astype(np.int64) - roundings
     return np.maximum(0, rounded)
 
 

@@ -92,18 +92,22 @@ def without_rate(cluster: Cluster, precision: str) -> Gpu | None:
     return next((g.node.gpu for g in cluster.groups if not peak_FLOPs(g.node.gpu, precision)), None)
 
 
+def shared_precisions(cluster: Cluster) -> str:
+    """The number formats in which all devices multiply, as words to choose from."""
+    return " or ".join(word for word in PRECISIONS if without_rate(cluster, word) is None)
+
+
 def require_rate(job: Job) -> None:
     """Raises ImpossibleError HARDWARE_FEATURE for a number format in which some device does not multiply: no step of it has a length."""
     precision = job.workload.precision
     lacking = without_rate(job.cluster, precision)
     if lacking is not None:
-        known = [word for word in PRECISIONS if peak_FLOPs(lacking, word)]
         raise ImpossibleError(
             "HARDWARE_FEATURE",
             f"{lacking.title} does not multiply in {precision}.",
             flag="--precision",
             value=precision,
-            hint=f"Use --precision {' or '.join(known)}.",
+            hint=f"Use --precision {shared_precisions(job.cluster)}.",
         )
 
 
@@ -113,7 +117,8 @@ def matmul_rates(gpu: Gpu, precision: str) -> MatmulRates:
     else one assumed share."""
     peak = peak_FLOPs(gpu, precision) or 0.0
     if precision == "fp32" or not peak:
-        half = max(gpu.bf16_FLOPs or 0.0, gpu.fp16_FLOPs or 0.0, peak)
+        is_cpu = gpu.vendor == "CPU"  # whose units multiply in fp32 as in bf16
+        half = peak if is_cpu else max(gpu.bf16_FLOPs or 0.0, gpu.fp16_FLOPs or 0.0, peak)
         return _flat(peak * share("fp32_matmul_share", gpu), "assumed", "catalogue: fp32_matmul_share", peak / half)
     if precision in _SCALED:
         known = _SCALED[precision]

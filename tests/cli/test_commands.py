@@ -188,6 +188,33 @@ def test_quiet_prints_no_report(tmp_path: Path) -> None:
     assert (tmp_path / "p.json").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan",),
+        ("predict", "--strategy", "dp=1"),
+        ("compare", "dp=1", "dp=1,recompute=full"),
+        ("sweep",),
+        ("size", "--max", "micro-batch"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_quiet_prints_nothing_of_an_answer(words: tuple[str, ...]) -> None:
+    """Whatever computes an answer keeps it to itself under --quiet, as the help says, and ends as it would else; errors are still told."""
+    question = ("--gpu", "l4", "--gpus-per-node", "1", "--global-batch", "8", "--seq-len", "512")
+    named = ("--model-size", "124M", *(() if words[0] == "sweep" else ("--nodes", "1")))
+    ran = call(*words, *question, *named, "--quiet")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    assert call(*words, *question, *named).out
+    assert call(*words, *question, "--model-size", "nothing", "--quiet").err.startswith("E_")
+
+
+def test_what_is_shown_for_its_own_sake_is_shown_quietly() -> None:
+    """Pages of the catalogue and rules are all that their commands do."""
+    for words in (("catalog", "models"), ("rule", "LEG001")):
+        assert call(*words, "--quiet").out == call(*words).out != ""
+
+
 def test_verbose_prints_more() -> None:
     """--verbose adds every term, rule and refusal to the report."""
     brief, full = call("plan", *SMALL), call("plan", *SMALL, "--verbose")

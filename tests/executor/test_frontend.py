@@ -129,7 +129,10 @@ def test_models_are_refused_as_the_executor_refuses_them(name: str) -> None:
     assert bool(fired(OF_QUESTIONS, question(job))) == bool(found)
 
 
-OF_QUESTIONS = tuple(rule for rule in OURS if not judges_layouts(rule))
+OF_QUESTIONS = (
+    *(rule for rule in OURS if not judges_layouts(rule)),
+    *(rule for rule in load_rules("legality") if "positions" in rule.words),  # a limit of ours as of everybody
+)
 
 
 def executable(machines: str, shape: ModelShape, **work: Any) -> Job:
@@ -152,8 +155,10 @@ def test_workloads_are_refused_as_the_executor_refuses_them(precision: Any, opti
 
 @pytest.mark.parametrize("tokens", [1023, 1024, 1025, 4096])
 def test_a_table_of_positions_counts_beyond_its_rows(tokens: int) -> None:
-    """A table of learned positions forbids longer sequences, for rule and executor alike; a window forbids none."""
-    for shape, limit in ((load_model("gpt2"), 1024), (replace(load_model("llama-3.2-1b"), window=1024), tokens)):
+    """A table of learned positions forbids longer sequences, for rule and executor alike, and a row that is for no token counts for none;
+    a window forbids none."""
+    gpt2, windowed = load_model("gpt2"), replace(load_model("llama-3.2-1b"), window=1024)
+    for shape, limit in ((gpt2, 1024), (replace(gpt2, pos_rows=1026), 1024), (windowed, tokens)):
         job = executable("dgx-h100", shape, seq_len=tokens)
         found = obstacles(replace(make_plan(), model=shape, workload=job.workload))
         assert [rule.id for rule in fired(OF_QUESTIONS, question(job))] == (["LEG014"] if tokens > limit else [])
@@ -224,11 +229,10 @@ def test_a_pinned_choice_that_cannot_run_is_refused_by_its_rule(rule: str, pin: 
         ({"precision": "fp8", "model": "mixtral-8x7b"}, "--precision"),
         ({"precision": "fp4", "hardware": "dgx-b200"}, "--precision"),
         ({"model": "bloom-1b1"}, "--model"),
-        ({"model": "gpt2-xl", "seq_len": 4096}, "--seq-len"),
     ],
 )
 def test_what_no_layout_changes_is_refused_by_its_flag(fields: dict[str, Any], flag: str) -> None:
-    """A precision, optimizer, model or sequence that our executor lacks is refused before anything is planned; without
+    """A precision, optimizer or model that our executor lacks is refused before anything is planned; without
     the frontend the plan's warning names the way out and does not send anybody to --frontend."""
     asked = {"model": "llama-3.1-8b", "hardware": "dgx-h100", "seq_len": 4096, "global_batch": 64} | fields
     with pytest.raises(ImpossibleError) as refused:
@@ -236,6 +240,17 @@ def test_what_no_layout_changes_is_refused_by_its_flag(fields: dict[str, Any], f
     assert (refused.value.code, refused.value.flag) == ("UNSUPPORTED", flag)
     (hint,) = [hint for hint in recommend(**asked).hints if hint.code == "W_NOT_EXECUTABLE"]
     assert "--frontend" not in hint.sentence
+
+
+@pytest.mark.parametrize("frontend", [None, "strategist", "deepspeed"])
+def test_a_sequence_beyond_a_table_of_positions_is_refused_whatever_runs_it(frontend: str | None) -> None:
+    """No framework looks a token up in a row that a table has not; the refusal names the longest sequence that there is."""
+    asked: dict[str, Any] = {"model": "gpt2-xl", "hardware": "dgx-h100", "frontend": frontend, "global_batch": 64}
+    with pytest.raises(ImpossibleError, match="1024 learned positions") as refused:
+        recommend(**asked, seq_len=4096)
+    assert (refused.value.code, refused.value.flag) == ("FRAMEWORK_LEGALITY", "--seq-len")
+    assert "--seq-len 1024" in (refused.value.hint or "")
+    assert recommend(**asked, seq_len=1024).workload.seq_len == 1024
 
 
 def test_changes_that_are_offered_stay_inside_the_frontend() -> None:

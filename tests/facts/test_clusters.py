@@ -189,7 +189,7 @@ def test_reference_prices_are_not_assumed() -> None:
     [({"gpus_per_node": 0}, "TOO_SMALL"), ({"gpus_per_node": 1025}, "TOO_LARGE"), ({"gpus_per_node": True}, "TYPE"),
      ({"gpus_per_node": 8.0}, "TYPE"), ({"nodes": 131073}, "TOO_LARGE"), ({"nodes": -4}, "NEGATIVE"),
      ({"gpu_memory_bytes": 17 * 2**40}, "TOO_LARGE"), ({"gpu_memory_bytes": 0}, "TOO_SMALL"),
-     ({"inter_Bps": float("nan")}, "NOT_FINITE"), ({"inter_Bps": -1.0}, "NEGATIVE"), ({"intra_Bps": 0.0}, "TOO_SMALL"), ({"intra_Bps": 1e16}, "TOO_LARGE")],
+     ({"inter_Bps": float("nan")}, "NOT_FINITE"), ({"inter_Bps": -1.0}, "NEGATIVE"), ({"intra_Bps": 0.0}, "TOO_SMALL"), ({"intra_Bps": 999999.0}, "TOO_SMALL"), ({"intra_Bps": 1e16}, "TOO_LARGE")],
 )  # fmt: skip
 def test_figures_out_of_bounds_are_refused(flags: dict[str, object], code: str) -> None:
     """Counts, memory and rates outside their bounds, and numbers of another type, are refused."""

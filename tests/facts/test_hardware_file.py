@@ -275,6 +275,7 @@ def test_what_a_file_leaves_out_is_listed() -> None:
         ({"nodes": [node(count=131072), node()]}, "TOO_LARGE"), ({"nodes": [node(gpu_count=-1)]}, "NEGATIVE"),
         ({"nodes": [node(gpu="h1000")]}, "UNKNOWN_GPU"), ({"nodes": [node(gpu="a100")]}, "AMBIGUOUS"),
         ({"nodes": [node(intra_bw="450")]}, "UNIT"), ({"nodes": [node(inter_bw="fast")]}, "PARSE"),
+        ({"nodes": [node(intra_bw="999KB/s")]}, "TOO_SMALL"), ({"nodes": [node(inter_bw="1Mb/s")]}, "TOO_SMALL"),
         ({"nodes": [node(gpu_memory="80Gb")]}, "UNIT"), ({"nodes": [node(gpu_memory="17TiB")]}, "TOO_LARGE"),
         ({"nodes": [node(topology="string")]}, "CHOICE"), ({"nodes": [node(name="a b")]}, "NAME"),
         ({"nodes": [node(name="a\x1b")]}, "CONTROL_CHAR"), ({"nodes": [node(name="a"), node(name="a")]}, "CONFLICT"),

@@ -152,6 +152,11 @@ def _layers_differ(job: Job) -> bool:
     return any(have) and not all(have)
 
 
+def _beyond_the_table(shape: ModelShape, tokens: int) -> bool:
+    """Learned positions end with the rows of their table, or before where its first rows are for no token."""
+    return any(0 < limit < tokens for limit in (shape.pos_rows, shape.max_seq))
+
+
 def in_threads(a: Layout) -> bool:
     """Whether the replicas are threads of one process."""
     return a.get("replicas") == "threads"
@@ -161,7 +166,7 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG001": lambda job, a: not all(peak_FLOPs(g.node.gpu, job.workload.precision) for g in job.cluster.groups),
     "LEG011": ours(lambda job, a: job.workload.precision == "fp4"),
     "LEG013": ours(lambda job, a: not is_buildable(job.model)),
-    "LEG014": ours(lambda job, a: job.model.pos == "learned" and job.workload.seq_len > job.model.pos_rows),
+    "LEG014": lambda job, a: job.model.pos == "learned" and _beyond_the_table(job.model, job.workload.seq_len),
     "LEG101": lambda job, a: job.model.heads % a["tp"] != 0,
     "LEG102": lambda job, a: job.model.kv_heads % a["tp"] != 0,
     "LEG103": lambda job, a: job.model.ffn_hidden % a["tp"] != 0,

@@ -24,7 +24,7 @@ from tests.strategies import candidates
 QUESTIONS = (
     "llama-2-7b dgx-h100 0 4096 8 bf16",
     "olmoe-1b-7b dgx-h100 0 1024 8 bf16",
-    "gpt2 ws-4x-4090:2 0 2048 8 bf16",
+    "gpt2 ws-4x-4090:2 0 1024 8 bf16",
     "qwen2.5-7b mi300x-platform 0 2048 8 bf16",
     "llama-2-7b dgx-gb200-nvl72-tray:2 0 2048 8 bf16",
     "gpt2 cpu:4 0 1024 8 fp32",

@@ -149,12 +149,19 @@ def test_p43_a_described_gpu_holds_what_the_catalogue_says() -> None:
     assert mine.memory.usable_bytes == theirs.memory.usable_bytes
 
 
-def test_p44_a_format_the_device_lacks_is_refused() -> None:
-    """P44: a number format that the device does not multiply in is an error with its own code, never emulated."""
+@pytest.mark.parametrize(
+    ("card", "lacks", "has"), [("v100-sxm2-32gb", "bf16", "fp16"), ("a100-sxm-80gb", "fp8", "bf16")]
+)
+def test_p44_a_format_the_device_lacks_is_refused(card: str, lacks: Any, has: str) -> None:
+    """P44: a number format that the device does not multiply in is an error with its own code, never emulated, and those are named that
+    it has: bf16 on an A100, not on a V100."""
     with pytest.raises(StrategistError) as refused:
-        machines = {"format": "strategist-hardware/1", "gpu": "v100-sxm2-32gb", "gpus_per_node": 2}
-        recommend("gpt2", machines, precision="bf16")
+        machines = {"format": "strategist-hardware/1", "gpu": card, "gpus_per_node": 2}
+        recommend("gpt2", machines, precision=lacks)
     assert refused.value.code == "HARDWARE_FEATURE"
+    named = (refused.value.hint or "").split(" [")[0]
+    assert has in named
+    assert lacks not in named
 
 
 @PROPERTIES.holds(6, plans())

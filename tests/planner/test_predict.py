@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from strategist import Prediction, predict, recommend
 from strategist.catalog import rows
-from strategist.errors import ImpossibleError, InputError, StrategistError
+from strategist.errors import ImpossibleError, InputError, NoPlanError, StrategistError
 from strategist.facts.gpus import gpu_by_id
 from strategist.facts.parameters import count
 from strategist.facts.profile import frameworks
@@ -30,6 +30,24 @@ MODEL, MACHINES = "llama-3.1-8b", "dgx-h100:2"
 def judged(strategy: str, **fields: Any) -> Prediction:
     """A layout of a small question."""
     return predict(MODEL, MACHINES, strategy=strategy, **({"global_batch": 64} | fields))
+
+
+def test_a_step_of_years_is_refused_and_not_wrapped_around() -> None:
+    """A step whose nanoseconds are more than 64 bits hold is refused as too long, and no memory whose bytes are more fits; over the
+    slowest links that are taken times are positive and as their terms add up."""
+    whole: dict[str, Any] = {"global_batch": 2**31, "seq_len": 2**24}
+    with pytest.raises(ImpossibleError, match="two years") as refused:
+        predict(MODEL, MACHINES, strategy="tp=8,dp=2", **whole)
+    assert (refused.value.code, refused.value.flag) == ("TOO_LARGE", "--global-batch")
+    with pytest.raises(NoPlanError, match=r"needs [1-9]"):
+        recommend(MODEL, MACHINES, **whole)
+    slow = {"gpu": "h100-sxm", "gpus_per_node": 8, "nodes": 1, "intra_bw": "1MB/s"}
+    found = predict(MODEL, slow, strategy="tp=8", global_batch=64, seq_len=4096)
+    assert found.time.step_ns == sum(term.exposed_ns for term in found.time.terms) > 0
+    sent = (
+        4 * 32 * 64 * 4096 * 4096 * 2 * 7 / 8
+    )  # a gather and a scatter for each half of a layer, in both directions, of 7/8 each
+    assert found.time.step_ns / 1e9 > sent / 1e6
 
 
 def test_the_winning_layout_is_predicted_as_it_was_planned() -> None:

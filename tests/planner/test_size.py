@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from functools import cache
+from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from strategist import NoPlanError, load_model, recommend
 from strategist.ask import Given
+from strategist.cli.arguments import Command
 from strategist.document.sizing import Machines, Sizing
 from strategist.facts.job import Job
 from strategist.facts.profile import find_profile
@@ -21,6 +24,7 @@ from strategist.facts.workload import Workload
 from strategist.planner.goodput import best_interval, goodput, progress
 from strategist.planner.largest import halved
 from strategist.sizing import Wanted, largest_that_fits, sized
+from strategist.units import format_duration
 from tests.cli.harness import call
 from tests.strategies import machine
 
@@ -203,6 +207,45 @@ def test_refusals(words: tuple[str, ...], exit_code: int, code: str, flag: str) 
     assert ran.error["hint"]
 
 
+def test_a_deadline_that_nothing_meets_is_answered_with_the_fastest_that_was_seen() -> None:
+    """Where no size could be in time by the bound alone, the largest machines are searched, and the refusal says how long they take:
+    as long as without a deadline."""
+    question = ("size", "--model", "gpt2", "--tokens", "100B", "--gpu", "l4", "--nodes", "2")
+    refused = call(*question, "--deadline", "1min")
+    assert refused.code == 3
+    without = call(*question, "--json").document
+    largest_of_all = max(without["looked_at"], key=lambda machines: machines["gpus"])
+    told = " ".join(refused.err.split())
+    assert f"{format_duration(largest_of_all['run_seconds'])} on {largest_of_all['gpus']} x l4" in told
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("plan", ("--model-size", "1.3B", "--gpu", "b200", "--nodes", "2")),
+        ("predict", ("--model-size", "1.3B", "--strategy", "dp=8")),
+        ("sweep", ("--model-size", "1.3B", "--nodes", "1")),
+        ("size", ("--model-size", "1.3B", "--tokens", "1B", "--nodes", "1")),
+        ("size", ("--model", "llama-3.2-1b", "--gpu", "b200", "--max", "micro-batch", "--nodes", "2")),
+    ],
+)
+def test_what_was_assumed_can_be_set_by_a_flag_that_is_there(module: str, words: tuple[str, ...]) -> None:
+    """Every flag that an answer names beside an assumption is one that its command has, or that `plan` has where it says so."""
+    known = {name: {flag.name for flag in command_of(name).flags} for name in (module, "plan")}
+    assumed = call(module, *words, "--json").document["assumptions"]
+    assert assumed
+    for one in assumed:
+        owner = "plan" if one["flag"].startswith("plan ") else module
+        assert set(re.findall("--[a-z-]+", one["flag"])) <= known[owner], one
+    if module in ("size", "sweep"):
+        assert call(module, *words, "--intra-bw", "100GB/s", "--uncalibrated", "--json").code == 0
+
+
+def command_of(name: str) -> Command:
+    """A command as its module describes it."""
+    return cast("Command", import_module(f"strategist.cli.{name}_command").COMMAND)
+
+
 def test_the_report_shows_what_the_document_holds() -> None:
     """Every size that was looked at has a line, and the assumptions stand in front of the answers."""
     document = call(*WORDS, "--gpu", "h100", "--json").document
@@ -231,8 +274,7 @@ def fits(what: str, value: int) -> bool:
 
 def recommend_from(question: dict[str, Any]) -> None:
     """Plan a question of the command line."""
-    words = [word for key, value in question.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-    ran = call("plan", *words, "--json", "--policy", "fastest")
+    ran = call("plan", *_said(question), "--json", "--policy", "fastest")
     if ran.code == 3:
         raise NoPlanError(ran.error["message"])
     assert ran.code == 0, ran.out
@@ -259,6 +301,57 @@ def test_more_memory_takes_longer_sequences() -> None:
 
     small, large, many = longest(gpu="h100-sxm", gpus_per_node=1), longest(gpu="h200-sxm", gpus_per_node=1), longest(gpu="h100-sxm", gpus_per_node=8)  # fmt: skip
     assert small < large < many
+
+
+@pytest.mark.parametrize(("model", "positions"), [("gpt2", 1024), ("opt-125m", 2048), ("bert-base-uncased", 512)])
+def test_sequences_end_with_the_learned_positions(model: str, positions: int) -> None:
+    """Where memory would take longer ones, the longest sequence is that of the model's table, which the report names as the reason; OPT's
+    table has two rows more, which are for no token."""
+    question = {"model": model, "gpu": "h100-sxm", "gpus_per_node": 1, "nodes": 1, "global_batch": 1}
+    found = largest_that_fits(Given(**question), "seq-len")
+    assert (found.value, found.too_large, found.positions) == (positions, None, positions)
+    assert found.peak_bytes < found.usable_bytes / 2
+    assert "no more positions" in call("size", *_said(question), "--max", "seq-len").out
+    beyond = call("plan", *_said(question | {"seq_len": positions + 1}), "--json")
+    assert (beyond.code, beyond.error["code"], beyond.error["flag"]) == (3, "E_FRAMEWORK_LEGALITY", "--seq-len")
+
+
+def test_sequences_beyond_the_rotary_positions_are_advised_against() -> None:
+    """A rotary model takes sequences beyond its positions, and plan and size say that it was not made for them; a model that only has a
+    size was made for no length."""
+    question = {"model": "tinyllama-1.1b", "gpu": "h100-sxm", "gpus_per_node": 1, "nodes": 1, "global_batch": 2}
+    found = largest_that_fits(Given(**question), "seq-len")
+    assert found.positions == load_model("tinyllama-1.1b").max_seq < found.value
+    assert f"made for {found.positions:,} positions" in " ".join(
+        call("size", *_said(question), "--max", "seq-len").out.split()
+    )
+    for longer in (0, 1024):
+        ran = call("plan", *_said(question | {"seq_len": found.positions + longer}), "--json")
+        assert ("W_LONG_SEQUENCE" in [hint["code"] for hint in ran.document["hints"]]) == (longer > 0)
+
+
+@pytest.mark.parametrize(("size", "model", "positions"), [("124M", "gpt2", 1024), ("1.1B", "", 8192)])
+def test_a_size_has_as_many_positions_as_sequences_need(size: str, model: str, positions: int) -> None:
+    """Nobody who says a size says how many positions the model has: a table of learned ones grows with the sequences, rotary angles weigh
+    nothing, and neither is refused or advised against. The model of that name keeps its own."""
+    machine_ = {"gpu": "h100-sxm", "gpus_per_node": 1, "nodes": 1, "global_batch": 2}
+    short, long = (
+        call("plan", *_said(machine_ | {"model_size": size, "seq_len": tokens}), "--json").document
+        for tokens in (positions, 2 * positions)
+    )
+    assert "W_LONG_SEQUENCE" not in [hint["code"] for hint in long["hints"]]
+    rows = [document["model"]["pos_rows"] for document in (short, long)]
+    assert rows == ([positions, 2 * positions] if model else [0, 0])
+    found = largest_that_fits(Given(**machine_, model_size=size), "seq-len")
+    assert found.value > 2 * positions
+    assert found.positions is None
+    if model:
+        assert call("plan", *_said(machine_ | {"model": model, "seq_len": 2 * positions}), "--json").code == 3
+
+
+def _said(question: dict[str, Any]) -> tuple[str, ...]:
+    """A question as flags."""
+    return tuple(word for key, value in question.items() for word in (f"--{key.replace('_', '-')}", str(value)))
 
 
 @given(st.integers(1, 200), st.integers(0, 200))
