@@ -116,7 +116,9 @@ def matmul_rates(gpu: Gpu, precision: str) -> MatmulRates:
     """The rate grid of a device and precision: its own measured rows, else shares of peak of its architecture's rows,
     else one assumed share."""
     peak = peak_FLOPs(gpu, precision) or 0.0
-    if precision == "fp32" or not peak:
+    if not peak:
+        return _flat(0.0, "assumed", "no rate in this format")
+    if precision == "fp32":
         is_cpu = gpu.vendor == "CPU"  # whose units multiply in fp32 as in bf16
         half = peak if is_cpu else max(gpu.bf16_FLOPs or 0.0, gpu.fp16_FLOPs or 0.0, peak)
         return _flat(peak * share("fp32_matmul_share", gpu), "assumed", "catalogue: fp32_matmul_share", peak / half)

@@ -96,7 +96,7 @@ def grid_of(gpu: Gpu, precision: str) -> Grid:
     if precision == "fp32":
         peak = peak_FLOPs(gpu, "fp32")
         units = max(peak, *(0.0 if gpu.vendor == "CPU" else peak_FLOPs(gpu, half) for half in ("bf16", "fp16")))
-        return _flat(peak * share("fp32_matmul_share", gpu), 7 + log2(peak / units) / 2)
+        return _flat(peak * share("fp32_matmul_share", gpu), 7 + (log2(peak / units) / 2 if peak else 0))
     if precision == "tf32":
         slower = peak_FLOPs(gpu, "tf32") / (peak_FLOPs(gpu, "bf16") or peak_FLOPs(gpu, "tf32"))
         return _times(grid_of(gpu, "bf16"), slower * share("tf32_relative_share", gpu))
