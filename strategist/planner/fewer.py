@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,7 +58,7 @@ def smaller_cluster_hint(found: Found, chosen: int, request: Request, uneven: Lo
     cluster, whole = found.question.job.cluster, found.step_seconds(chosen)
     some = _named(part, cluster)
     speed = f"{some} predicted at {format_seconds(part.seconds)} per step with {part.layout}, all {_size(cluster)} at {format_seconds(whole)}"
-    if part.seconds < whole:
+    if part.seconds * 1e9 < found.times.step.min():
         start = "Fewer machines are faster"
     else:
         saved = 1 - part.seconds * part.nodes * part.gpus_per_node / (whole * cluster.world)
@@ -70,10 +71,11 @@ def _words(part: Part, found: Found, request: Request) -> str:
     """How to ask for a part in the words in which all of the machines were asked for. --hardware takes another number of catalogued
     nodes, but none of a node's devices and nothing beside a file: there a part is asked for by leaving devices idle."""
     cluster, said = found.question.job.cluster, dict(request.given)
+    name = said.get("--hardware", "").partition(":")[0]
     if "--hardware" not in said or cluster.origin == "probed":
         words = f"--gpus-per-node {part.gpus_per_node}" if cluster.nodes == 1 else f"--nodes {part.nodes}"
     elif cluster.origin == "catalogue" and cluster.nodes > 1:
-        words = f"--hardware {said['--hardware'].partition(':')[0]}:{part.nodes}"
+        words = f"--hardware {quote(f'{name}:{part.nodes}')}"
     else:
         return "--allow-idle, which looks at other numbers of them too"
     batch = found.question.job.workload.global_batch  # what is usual depends on the number of devices
