@@ -71,10 +71,10 @@ def _words(part: Part, found: Found, request: Request) -> str:
     """How to ask for a part in the words in which all of the machines were asked for. --hardware takes another number of catalogued
     nodes, but none of a node's devices and nothing beside a file: there a part is asked for by leaving devices idle."""
     cluster, said = found.question.job.cluster, dict(request.given)
-    name = said.get("--hardware", "").partition(":")[0]
+    name, counts, _ = said.get("--hardware", "").partition(":")
     if "--hardware" not in said or cluster.origin == "probed":
         words = f"--gpus-per-node {part.gpus_per_node}" if cluster.nodes == 1 else f"--nodes {part.nodes}"
-    elif cluster.origin == "catalogue" and cluster.nodes > 1:
+    elif cluster.origin == "catalogue" and cluster.nodes > 1 and counts:
         words = f"--hardware {quote(f'{name}:{part.nodes}')}"
     else:
         return "--allow-idle, which looks at other numbers of them too"
