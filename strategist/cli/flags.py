@@ -99,7 +99,7 @@ CHOICE = (
     Flag("--pareto", "also show what is traded: the front of time, memory and cost over all that fits"),
     Flag("--certificate", "also count what became of every layout, for `check --exhaustive`"),
     Flag("--sensitivity", "also find which assumption, changed by how much, would change the choice"),
-    Flag("--allow-idle", "use fewer devices where that is faster (with --objective cost: cheaper)"),
+    Flag("--allow-idle", "use fewer devices where that is better by the objective"),
     Flag("--time-budget", "stop searching after so many seconds, and take the best found until then", "SECONDS"),
     Flag("--search-log", "show the time and the survivors of each stage of the search"),
     Flag("--config", "read flags from a TOML file; the command line wins", "FILE"),

@@ -296,15 +296,17 @@ def _scope_claim(plan: Plan, asked: Question, fitting: Sequence[Tried]) -> Claim
 
 
 def _scope(plan: Plan, asked: Question, fitting: Sequence[Tried]) -> tuple[tuple[str, ...], Sequence[Tried]]:
-    """What the plan's policy chooses from: the first tier of families of which something fits, without cp where something
-    does without it and sequences are not long; everything where no rule names a family that fits, or time alone decides."""
+    """What the plan's policy chooses from: the first tier of families of which something fits without cp; where sequences are long
+    or no tier has such a layout, the first of which something fits at all, and then cp alone counts where DDP does; everything where no
+    rule names a family that fits, or time alone decides."""
     if plan.request.policy == "fastest":
         return (), fitting
     situation = describe(asked.job, "recompute" not in asked.forbids)
-    for rule in fired(load_rules("hf_decisions"), situation):
-        for tier in rule.families:
-            members = [t for t in fitting if set(tier) & set(t.families)]
-            whole = [t for t in members if t.row["cp"] == 1]
+    tiers = [tuple(tier) for rule in fired(load_rules("hf_decisions"), situation) for tier in rule.families]
+    for joins in (True,) if situation["long_sequence"] else (False, True):
+        for tier in tiers:
+            names = (*tier, "cp") if joins and "ddp" in tier else tier
+            members = [t for t in fitting if (joins or t.row["cp"] == 1) and set(names) & set(t.families)]
             if members:
-                return tuple(tier), whole if whole and not situation["long_sequence"] else members
+                return names, members
     return (), fitting

@@ -1,17 +1,26 @@
-"""Is a part of the cluster faster, or cheaper, than all of it? A bound answers first; only what it allows is searched."""
+"""Is a part of the cluster faster, or cheaper, than all of it? A bound answers first; only what it allows is searched.
+
+What a policy takes on a part is held against what it takes on all; and a part is called faster only where nothing that all could do, of
+any family, is as fast.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from shlex import quote
 from typing import TYPE_CHECKING
 
-from strategist.document.plan import Hint
+import numpy as np
+
+from strategist.document.plan import Hint, Objective, Policy, Request
 from strategist.facts.hardware import Cluster, Link, Node, NodeGroup, with_gpus
 from strategist.facts.job import Job
 from strategist.facts.wiring import node_names
 from strategist.planner.kinds import is_mixed, kinds
-from strategist.planner.search import Found, search
+from strategist.planner.rank import complexity
+from strategist.planner.recommend import choice
+from strategist.planner.search import Found, Question, search
 from strategist.records import dataclass, replace
 from strategist.space.grammar import layout
 from strategist.timing.calibrated import least_factor
@@ -28,7 +37,7 @@ TRIMMABLE = ("nvswitch", "pcie-host", "pcie-switch")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the machines that does the job: its size, the seconds of its best layout, that layout, and the device."""
+    """A part of the machines that does the job: its size, the seconds of the layout that is taken, that layout, and the device."""
 
     nodes: int
     gpus_per_node: int
@@ -37,60 +46,95 @@ class Part:
     device: str
 
 
-def smaller_cluster_hint(found: Found, chosen: int, uneven: Looked | None = None) -> tuple[Hint, ...]:
+def smaller_cluster_hint(found: Found, chosen: int, request: Request, uneven: Looked | None = None) -> tuple[Hint, ...]:
     """A hint when a part of the machines finishes a step sooner (objective cost: at a lower price); otherwise nothing. Of machines of
     several kinds always what the best kind alone does, beside what all of them do, and what an uneven batch does where somebody looked."""
     if is_mixed(found.question.job.cluster):
-        alone = best_kind_alone(found)
+        alone = best_kind_alone(found, request.policy)
         kinds_ = kinds_hint(found, chosen, alone)
         return (kinds_,) if uneven is None else (kinds_, uneven_hint(found, chosen, alone, uneven))
-    part = _best_part(found, chosen)
+    part = _best_part(found, chosen, request.policy)
     if part is None:
         return ()
     cluster, whole = found.question.job.cluster, found.step_seconds(chosen)
     some = _named(part, cluster)
     speed = f"{some} predicted at {format_seconds(part.seconds)} per step with {part.layout}, all {_size(cluster)} at {format_seconds(whole)}"
-    if part.seconds < whole:
+    if part.seconds * 1e9 < found.times.step.min():
         start = "Fewer machines are faster"
     else:
         saved = 1 - part.seconds * part.nodes * part.gpus_per_node / (whole * cluster.world)
         start = f"Fewer machines are {100 * saved:.0f} % cheaper"
-    again = _again(part, cluster)
-    return (
-        Hint(code="W_FEWER_GPUS" if cluster.nodes == 1 else "W_FEWER_NODES", sentence=f"{start}: {speed}. {again}"),
-    )
+    code = "W_FEWER_GPUS" if cluster.nodes == 1 else "W_FEWER_NODES"
+    return (Hint(code=code, sentence=f"{start}: {speed}. Ask again with {_words(part, found, request)}."),)
 
 
-def _again(part: Part, cluster: Cluster) -> str:
-    """How to ask for a part alone."""
+def _words(part: Part, found: Found, request: Request) -> str:
+    """How to ask for a part in the words in which all of the machines were asked for. --hardware takes another number of catalogued
+    nodes, but none of a node's devices and nothing beside a file: there a part is asked for by leaving devices idle."""
+    cluster, said = found.question.job.cluster, dict(request.given)
     if cluster.links:
-        return "Ask again with --allow-idle."
-    end = f"--gpus-per-node {part.gpus_per_node}." if cluster.nodes == 1 else f"or --hardware NODE:{part.nodes}."
-    return f"Ask again with --nodes {part.nodes} {end}"
+        return "--allow-idle, which looks at parts behind the same switches too"
+    name, counts, _ = said.get("--hardware", "").partition(":")
+    if "--hardware" not in said or cluster.origin == "probed":
+        words = f"--gpus-per-node {part.gpus_per_node}" if cluster.nodes == 1 else f"--nodes {part.nodes}"
+    elif cluster.origin == "catalogue" and cluster.nodes > 1 and counts:
+        words = f"--hardware {quote(f'{name}:{part.nodes}')}"
+    else:
+        return "--allow-idle, which looks at other numbers of them too"
+    batch = found.question.job.workload.global_batch  # what is usual depends on the number of devices
+    return words if "--global-batch" in said else f"{words} --global-batch {batch}"
 
 
-def _best_part(found: Found, chosen: int) -> Part | None:
-    """The best part that beats the whole by the objective's measure, if any."""
+def price(found: Found, row: int) -> tuple[float, ...]:
+    """What a layout costs by the objective, on the machines of its search: nanoseconds of a step, with objective cost those of all
+    devices; bytes of a device, or what it asks of people, and then the time."""
+    step = float(found.times.step[row])
+    prices: dict[Objective, tuple[float, ...]] = {
+        "time": (step,),
+        "cost": (step * found.question.job.cluster.world,),
+        "memory": (float(found.device_bytes[row]), step),
+        "simplicity": (float(complexity(found.candidates.where(np.array([row])))[0]), step),
+    }
+    return prices[found.question.objective]
+
+
+def _best_part(found: Found, chosen: int, policy: Policy) -> Part | None:
+    """The part on which what the policy takes beats all that the whole could do, of any family, in time (objective cost: in price), and
+    by the objective what the policy takes on the whole; if any does, the best of them."""
     counts_devices = found.question.objective == "cost"
     best: Part | None = None
-    least = found.step_seconds(chosen) * (found.question.job.cluster.world if counts_devices else 1)
+    least = float(found.times.step.min()) / 1e9 * (found.question.job.cluster.world if counts_devices else 1)
     for cluster in parts(found.question.job.cluster, whole_nodes=counts_devices):
         job, weight = replace(found.question.job, cluster=cluster), cluster.world if counts_devices else 1
-        if seconds_at_best(job) * weight >= least:
+        if seconds_at_best(job) * weight >= least or not _may_take(replace(found.question, job=job), least / weight):
             continue
-        smaller = search(replace(found.question, job=job), under_seconds=least / weight, bests=True)
-        row = smaller.best_of()
-        if row is not None and smaller.step_seconds(row) * weight < least:
-            least, node = smaller.step_seconds(row) * weight, cluster.groups[0].node
-            words = layout(smaller.candidates.row(row))
-            best = Part(cluster.nodes, node.gpus, smaller.step_seconds(row), words, node.gpu.title)
+        smaller = search(replace(found.question, job=job), bests=True)
+        row = choice(smaller, policy).row
+        seconds = smaller.step_seconds(row)
+        if seconds * weight < least and price(smaller, row) < price(found, chosen):
+            least = seconds * weight
+            best = _part(smaller, row)
     return best
 
 
-def best_kind_alone(found: Found) -> Part | None:
-    """The kind of nodes that does a step alone in the least time (objective cost: at the lowest price), if any can."""
+def _may_take(asked: Question, seconds: float) -> bool:
+    """Whether some layout takes less than so many seconds: a search that ends early, before one that knows what a policy takes."""
+    found = search(asked, under_seconds=seconds, bests=True)
+    return bool(len(found.fitting)) and float(found.times.step.min()) < seconds * 1e9
+
+
+def _part(found: Found, row: int) -> Part:
+    """The machines of a search, with a layout of it."""
+    cluster = found.question.job.cluster
+    node = cluster.groups[0].node
+    words = layout(found.candidates.row(row))
+    return Part(cluster.nodes, node.gpus, found.step_seconds(row), words, node.gpu.title)
+
+
+def best_kind_alone(found: Found, policy: Policy) -> Part | None:
+    """The kind of nodes on which what the policy takes needs the least time (objective cost: the lowest price), if any can do it alone."""
     counts_devices = found.question.objective == "cost"
-    rivals = [rival for cluster in kinds(found.question.job.cluster) for rival in _alone(found, cluster)]
+    rivals = [rival for cluster in kinds(found.question.job.cluster) for rival in _alone(found, cluster, policy)]
     return min(rivals, key=lambda part: _price(part, counts_devices), default=None)
 
 
@@ -103,11 +147,15 @@ def kinds_hint(found: Found, chosen: int, alone: Part | None) -> Hint:
     if alone is None:
         return Hint(code="W_ONE_KIND", sentence="No kind of the nodes can do this alone.")
     counts_devices, cluster = found.question.objective == "cost", found.question.job.cluster
-    seconds = found.step_seconds(chosen)
+    seconds, weight = found.step_seconds(chosen), cluster.world if counts_devices else 1
     numbers = f"{_by_itself(alone)}, all {cluster.nodes} nodes at {format_seconds(seconds)}"
     better = "cheaper" if counts_devices else "faster"
-    if _price(alone, counts_devices) < seconds * (cluster.world if counts_devices else 1):
+    fastest = int(found.times.step.argmin())
+    if _price(alone, counts_devices) < found.step_seconds(fastest) * weight:
         text = f"One kind of the nodes is {better} alone: {numbers}. Use only these: ask again with --allow-idle."
+    elif _price(alone, counts_devices) < seconds * weight:
+        other = f"{format_seconds(found.step_seconds(fastest))} with {layout(found.candidates.row(fastest))}"
+        text = f"No kind of the nodes is {better} alone than all of them can be: {numbers}, or at {other}."
     else:
         text = f"No kind of the nodes is {better} alone: {numbers}."
     return Hint(code="W_ONE_KIND", sentence=text)
@@ -138,14 +186,12 @@ def _by_itself(alone: Part) -> str:
     return f"{alone.nodes} x {alone.gpus_per_node} {alone.device} alone predicted at {format_seconds(alone.seconds)} per step with {alone.layout}"
 
 
-def _alone(found: Found, cluster: Cluster) -> Iterator[Part]:
-    """The best layout of the nodes of one kind, if any fits."""
+def _alone(found: Found, cluster: Cluster, policy: Policy) -> Iterator[Part]:
+    """What the policy takes on the nodes of one kind, if anything fits."""
     asked = found.question
     part = search(replace(asked, job=replace(asked.job, cluster=cluster)), bests=True)
-    row = part.best_of()
-    if row is not None:
-        node = cluster.groups[0].node
-        yield Part(cluster.nodes, node.gpus, part.step_seconds(row), layout(part.candidates.row(row)), node.gpu.title)
+    if len(part.fitting):
+        yield _part(part, choice(part, policy).row)
 
 
 def _named(part: Part, cluster: Cluster) -> str:

@@ -6,15 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
 
-from strategist.document.plan import Hint, Policy
+from strategist.document.plan import Hint, Objective, Policy
 from strategist.facts.hardware import Cluster
-from strategist.planner.fewer import halves, parts, seconds_at_best
+from strategist.facts.job import Job
+from strategist.planner.fewer import halves, parts, price, seconds_at_best
 from strategist.planner.kinds import is_mixed, kinds
 from strategist.planner.recommend import choice
-from strategist.planner.search import Found, Pace, Use, search
+from strategist.planner.search import Found, Pace, Use, has_bound, search
 from strategist.records import replace
 from strategist.space.grammar import layout
-from strategist.units import format_seconds
+from strategist.units import format_gib, format_seconds
 
 EVERY = 64
 """Nodes, or devices of a node, up to which every number of them is looked at; of more, every 64th part."""
@@ -23,13 +24,12 @@ MIXTURES = 64
 
 
 def best_use(whole: Found, policy: Policy, pace: Pace | None = None, *, bests: bool = False) -> Use:
-    """The part of the machines of a search on which the policy's layout beats the one on all of them: sooner, or with objective
-    cost in fewer device-seconds per step. All of them where no part does.
+    """The part of the machines of a search on which the policy's layout beats the one on all of them by the objective: sooner, in fewer
+    device-seconds per step, in less memory of a device, or with less that is asked of people. All of them where no part does.
 
     Parts that no layout could win on are not searched; those that a `pace` leaves no time for are named there.
     """
     asked = whole.question
-    by_cost = asked.objective == "cost"
     best, least = whole, _price(whole, policy)
     waiting = sorted(uses(asked.job.cluster), key=lambda cluster: -cluster.world)
     for number, cluster in enumerate(waiting):
@@ -37,12 +37,12 @@ def best_use(whole: Found, policy: Policy, pace: Pace | None = None, *, bests: b
             pace.left_out.append(f"{len(waiting) - number} of {len(waiting)} parts of the machines")
             break
         job = replace(asked.job, cluster=cluster)
-        if seconds_at_best(job) * (cluster.world if by_cost else 1) * 1e9 >= least:
+        if has_bound(asked) and _at_best(asked.objective, job) >= least:
             continue
         found = search(replace(asked, job=job), pace=pace, bests=bests)
-        price = _price(found, policy)
-        if price < least:
-            best, least = found, price
+        paid = _price(found, policy)
+        if paid < least:
+            best, least = found, paid
         if pace is not None:
             pace.tick("parts of the machines", number + 1, len(waiting))
     idle = asked.job.cluster.world - best.question.job.cluster.world
@@ -81,23 +81,36 @@ def _counts(count: int) -> Iterable[int]:
     return range(1, count) if count <= EVERY else sorted({count * part // EVERY for part in range(1, EVERY)})
 
 
-def _price(found: Found, policy: Policy) -> float:
-    """Nanoseconds of the step that the policy chooses, with objective cost those of all devices; infinite where nothing fits."""
-    if not len(found.fitting):
-        return float("inf")
-    question = found.question
-    weight = question.job.cluster.world if question.objective == "cost" else 1
-    return float(found.times.step[choice(found, policy).row]) * weight
+def _price(found: Found, policy: Policy) -> tuple[float, ...]:
+    """The price of what the policy chooses; infinite where nothing fits."""
+    return price(found, choice(found, policy).row) if len(found.fitting) else (float("inf"),)
+
+
+def _at_best(objective: Objective, job: Job) -> tuple[float]:
+    """What no layout costs less than, where time decides."""
+    return (seconds_at_best(job) * 1e9 * (job.cluster.world if objective == "cost" else 1),)
 
 
 def _hint(whole: Found, best: Found, policy: Policy) -> Hint:
-    """What is used, and what all of the machines would do."""
+    """What is used, and what all of the machines would do: as the policy takes them, and of any family where that beats the part."""
     used, every = best.question.job.cluster.world, whole.question.job.cluster.world
-    now = format_seconds(best.step_seconds(choice(best, policy).row))
-    if len(whole.fitting):
-        row = choice(whole, policy).row
-        other = f"all of them {format_seconds(whole.step_seconds(row))} with {layout(whole.candidates.row(row))}"
-    else:
+    row, any_row = choice(best, policy).row, whole.best_of()
+    if any_row is None:
         other = "nothing that is allowed fits on all of them"
-    sentence = f"{every - used} of {every} devices stay idle: {used} take {now} per step, {other}. Leave --allow-idle out to use them all."
+    else:
+        other = f"all of them {_takes(whole, choice(whole, policy).row)}"
+        if price(whole, any_row) < price(best, row):
+            other += f", or {_takes(whole, any_row)}, which the rules do not prefer (--policy fastest)"
+    sentence = f"{every - used} of {every} devices stay idle: {'one takes' if used == 1 else f'{used} take'} {_words(best, row)}, {other}. Leave --allow-idle out to use them all."
     return Hint(code="W_IDLE", sentence=sentence)
+
+
+def _takes(found: Found, row: int) -> str:
+    return f"{_words(found, row)} with {layout(found.candidates.row(row))}"
+
+
+def _words(found: Found, row: int) -> str:
+    """A step, and where the objective is memory what a device holds."""
+    time = f"{format_seconds(found.step_seconds(row))} per step"
+    is_memory = found.question.objective == "memory"
+    return f"{time} and {format_gib(int(found.device_bytes[row]))} of a device" if is_memory else time

@@ -37,7 +37,7 @@ from strategist.records import dataclass, replace
 from strategist.rulebook.apply import family_masks, family_of, fired, forbid, placeholders, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.rulebook.vocabulary import WORDS
-from strategist.space.candidates import Candidates, Mask
+from strategist.space.candidates import Candidates
 from strategist.space.grammar import layout
 from strategist.timing.estimate import step_times
 from strategist.units import format_gib
@@ -100,7 +100,11 @@ def recommend(
     plan = _write(found, request, chosen, other, tuple(assumptions), situation, top)
     if is_uneven and looked is not None and looked.split is not None:
         plan = _with_uneven(plan, found, chosen, looked.split, situation, top)
-    hints = use.hints if extras.idle and not is_uneven else _fewer(found, chosen.row, extras.pace, looked, is_uneven)
+    hints = (
+        use.hints
+        if extras.idle and not is_uneven
+        else _fewer(found, chosen.row, request, extras.pace, looked, is_uneven)
+    )
     plan = replace(plan, hints=(*plan.hints, *hints, *_no_kinds(question)), idle=idle, certificate=account)
     if found.question.frontend is not None:
         plan = replace(plan, unrestricted=_unrestricted(found, chosen.row, request.policy, extras.pace))
@@ -269,17 +273,25 @@ def choice(found: Found, policy: Policy) -> Choice:
 
 
 def _by_rules(found: Found, situation: Mapping[str, Any]) -> Choice:
-    """The decision table names tiers of families; the best of the first tier that fits wins."""
+    """The decision table names tiers of families; the best of the first tier that fits wins. The tables do not speak of cp: where
+    sequences are not long it joins only after every tier was asked without it."""
     rules = fired(load_rules("hf_decisions", found.question.rule_folders), situation)
-    for rule in rules:
-        for tier in rule.families:
-            members = np.any([found.families[name] for name in tier], axis=0)
-            row = _best_member(found, members, situation)
-            if row is not None:
-                return Choice(row, _family(found, row, tier), tuple(_reason(r, situation) for r in rules), tuple(tier))
+    reasons = tuple(_reason(rule, situation) for rule in rules)
+    tiers = [tuple(tier) for rule in rules for tier in rule.families]
+    whole, everything = found.candidates["cp"] == 1, np.ones(len(found.candidates), np.bool_)
+    without = () if situation["long_sequence"] else ((whole, names) for names in tiers)
+    for scope, names in (*without, *((everything, _with_cp(names)) for names in tiers)):
+        row = found.best_of(scope & np.any([found.families[name] for name in names], axis=0))
+        if row is not None:
+            return Choice(row, _family(found, row, names), reasons, names)
     silent = Reason(rule="gap", kind="gap", sentence=NO_PREFERRED, source="ours")
     by_time = _by_time(found)
-    return Choice(by_time.row, by_time.family, (*(_reason(r, situation) for r in rules), silent))
+    return Choice(by_time.row, by_time.family, (*reasons, silent))
+
+
+def _with_cp(tier: tuple[str, ...]) -> tuple[str, ...]:
+    """A tier that cp may join. A single replica whose sequences are cut is no DDP, but stands beside it: it is whole on every device too."""
+    return (*tier, "cp") if "ddp" in tier and "cp" not in tier else tier
 
 
 def _certificate(found: Found, chosen: Choice, situation: Mapping[str, Any]) -> Certificate:
@@ -293,14 +305,6 @@ def _front(found: Found, request: Request) -> Front:
     from strategist.planner.front import front  # few ask for it
 
     return front(found, request)
-
-
-def _best_member(found: Found, members: Mask, situation: Mapping[str, Any]) -> int | None:
-    """The best layout of some families. The tables do not speak of cp: it joins where sequences are long, or where
-    nothing without it fits."""
-    whole = members & (found.candidates["cp"] == 1)
-    row = None if situation["long_sequence"] else found.best_of(whole)
-    return found.best_of(members) if row is None else row
 
 
 def _by_time(found: Found) -> Choice:
@@ -511,7 +515,9 @@ def _hints(
     return (*advice, *near, *outside_known_errors(found.question.job))
 
 
-def _fewer(found: Found, row: int, pace: Pace | None, looked: Looked | None, is_uneven: bool) -> tuple[Hint, ...]:
+def _fewer(
+    found: Found, row: int, request: Request, pace: Pace | None, looked: Looked | None, is_uneven: bool
+) -> tuple[Hint, ...]:
     """Smaller clusters that are faster; of several kinds of nodes each alone, and an uneven batch."""
     if found.question.job.cluster.world == 1:
         return ()
@@ -521,8 +527,8 @@ def _fewer(found: Found, row: int, pace: Pace | None, looked: Looked | None, is_
     from strategist.planner.fewer import best_kind_alone, smaller_cluster_hint, uneven_hint  # one device has no parts
 
     if is_uneven and looked is not None:
-        return (uneven_hint(found, row, best_kind_alone(found), looked, taken=True),)
-    return smaller_cluster_hint(found, row, looked)
+        return (uneven_hint(found, row, best_kind_alone(found, request.policy), looked, taken=True),)
+    return smaller_cluster_hint(found, row, request, looked)
 
 
 def _advice(rule: Rule, values: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -33,7 +34,9 @@ LEAVES: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
     ("HF302", "qwen2.5-14b", "aws-g5.48xlarge:8", {"seq_len": 8192}, "pp+tp+zero1"),
     ("HF901", "gpt2-medium", "dgx-h100:2", {}, "ddp"),
     ("HF902", "gpt2-medium", "aws-g5.12xlarge:2", {}, "hsdp"),
-    ("HF902", "llama-3.2-3b", "aws-g5.12xlarge:2", {"seq_len": 2048}, "zero"),
+    ("HF902", "gpt2", "aws-g5.12xlarge:2", {}, "ddp"),
+    ("HF902", "llama-3.2-3b", "aws-g5.12xlarge:2", {"seq_len": 2048}, "pp"),
+    ("HF902", "qwen2.5-32b", "lambda-8x-h100:2", {}, "pp+tp+zero"),
 )
 """Rule, model, machines, workload, and the family that is chosen."""
 
@@ -73,9 +76,39 @@ def test_both_policies_are_recorded(
 
 def test_policies_differ_somewhere() -> None:
     """There are machines on which the tables' answer is slower than the fastest, and the plan says by how much."""
-    plan = planned("llama-3.2-3b", "aws-g5.12xlarge:2", seq_len=2048)
+    plan = planned("llama-3.2-3b", "dgx-a100-80gb")
     assert plan.decision.difference < 0.9
     assert plan.decision.other_family != plan.decision.family
+
+
+def test_more_memory_on_a_slow_network_is_never_slower() -> None:
+    """Beside the border between short and enough memory, and beyond it, a plan for larger devices takes no longer."""
+    steps = []
+    for size in (50, 52, 56, 64, 80, 120):
+        machines = {"format": "strategist-hardware/1", "gpu": "h100-sxm-80gb", "gpus_per_node": 8, "nodes": 4}
+        machines |= {"inter_bw": "100Gb/s", "gpu_memory": f"{size}GiB"}
+        plan = recommend("llama-2-70b", machines, global_batch=512)
+        steps.append((plan.reasons[0].rule, plan.time.step_ns))
+    assert {rule for rule, _ in steps} == {"HF302", "HF902"}
+    assert all(before >= after for (_, before), (_, after) in pairwise(steps))
+
+
+@pytest.mark.parametrize(
+    ("model", "machines"),
+    [
+        ("llama-3.2-1b", "lambda-8x-h100:8"),
+        ("llama-3.2-1b", "aws-g5.48xlarge:4"),
+        ("llama-2-7b", "lambda-8x-h100:2"),
+        ("llama-2-7b", "ws-8x-4090:2"),
+        ("mixtral-8x7b", "lambda-8x-h100:8"),
+    ],
+)
+def test_a_gap_takes_no_layout_that_pipelines_beat(model: str, machines: str) -> None:
+    """On a slow network with enough memory no replicas, shards or pipelines that fit with cp = 1 are faster than the plan."""
+    asked: dict[str, Any] = {"model": model, "hardware": machines, "seq_len": 2048, "pin": "cp=1", "forbid": "offload"}
+    plan, fastest = recommend(**asked), recommend(**asked, policy="fastest")
+    assert [reason.rule for reason in plan.reasons] == ["HF902"]
+    assert plan.time.step_ns == fastest.time.step_ns or fastest.decision.family in ("tp", "tp+zero")
 
 
 WIDE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
