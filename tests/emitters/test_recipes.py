@@ -7,9 +7,10 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from strategist import emit
 from strategist.emitters.megatron import megatron_arguments
 from strategist.emitters.megatron_bridge import OTHER_NAME, SAME_NAME, places_of
-from tests.emitters.grid import written
+from tests.emitters.grid import COMMON, plan_for, written
 from tests.emitters.test_read_back import Files, Said, facts
 
 SHARDING = {None: 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -68,5 +69,25 @@ def test_every_argument_has_one_place() -> None:
         for argument in megatron_arguments(plan)
     }
     assert set(used) <= names | set(OTHER_NAME)
+    assert (used["--attention-dropout"], used["--hidden-dropout"]) == (
+        (("model", "attention_dropout", 0.0),),
+        (("model", "hidden_dropout", 0.0),),
+    )
     with pytest.raises(KeyError):
         places_of(("--misspelt-argument", "1"))
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "words"),
+    [
+        ("megatron", "launch.sh", ("--rotary-base", "--norm-epsilon")),
+        ("megatron-bridge", "launch.sh", ("rotary_base", "layernorm_epsilon")),
+        ("nanotron", "nanotron.yaml", ("rope_theta", "rms_norm_eps")),
+    ],
+)
+def test_files_say_what_converted_weights_need(target: str, name: str, words: tuple[str, ...]) -> None:
+    """No plan carries the base of rotary angles: a comment names what weights of others may need, and nothing else says a base."""
+    text = emit(plan_for(**COMMON), target)[PurePosixPath(name)]
+    comments = [row for row in text.splitlines() if row.startswith("# ")]
+    assert all(any(word in row for row in comments) for word in words)
+    assert not any(word in row for row in text.splitlines() if not row.startswith("# ") for word in words)
