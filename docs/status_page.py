@@ -183,7 +183,9 @@ MISSING = (
     "memory-centric tiling of experts, of embedding and head, beside tp, pp or selective recompute, and in files of other frameworks.",
     "On GPUs the executor trained on one H100 without peers (docs/decisions/0158), and rehearsed with peers of noise; several ranks were tested on CPUs with gloo only, and NCCL never.",
     "Weights of mixtures other than Mixtral, OLMoE, Qwen2-MoE and Qwen3-MoE, and of those whose chosen experts' weights do not add up to one "
-    "(`norm_topk_prob` false, as OLMoE-1B-7B-0924 and Qwen1.5-MoE have it): they are not imported; a schedule of learning rates is a function of the step "
+    "(`norm_topk_prob` false, as OLMoE-1B-7B-0924 and Qwen1.5-MoE have it): they are not imported, nor are weights whose rotary angles are scaled otherwise than "
+    "Llama 3.1's or turn a part of each head. No plan carries the base of these angles: `run`, and files for Megatron-LM and nanotron, train with 10,000, and weights of another "
+    "base come in where the model is built with it (docs/decisions/0182); a schedule of learning rates is a function of the step "
     "(`build(rate_of_step=...)`), not an object of torch's. What of faults is not promised stands in docs/reliability.md.",
     "Runs observed on a GPU: of one rank (docs/decisions/0158); on CPU ranks memory is the process', not by terms, and nothing hidden behind compute is seen.",
     "`run` starts the ranks of one machine; for several there are the emitted scripts, which were run with a stub launcher and "

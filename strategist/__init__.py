@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from strategist.document.observed import Observed
     from strategist.document.plan import Plan
     from strategist.document.prediction import Prediction
+    from strategist.document.save import save_plan
     from strategist.errors import NoPlanError, StrategistError
     from strategist.facts.clusters import load_cluster
     from strategist.facts.hardware import Cluster, Gpu, Link, Node
@@ -36,6 +37,7 @@ _HOMES = {
     "Observed": "strategist.document.observed",
     "Plan": "strategist.document.plan",
     "Prediction": "strategist.document.prediction",
+    "save_plan": "strategist.document.save",
     "StrategistError": "strategist.errors",
     "Workload": "strategist.facts.workload",
 }
@@ -43,7 +45,7 @@ _HOMES = {
 __all__ = [
     "Cluster", "Gpu", "Link", "ModelShape", "NoPlanError", "Node", "Observed", "Plan", "Prediction", "StrategistError", "Workload",
     "__version__", "build", "emit", "explain", "load_cluster", "load_model", "load_observed", "load_plan", "predict",
-    "recommend", "rehearse", "trace",
+    "recommend", "rehearse", "save_plan", "trace",
 ]  # fmt: skip
 
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from strategist.document.observed import Observed, RankObservation
     from strategist.document.prediction import Prediction
     from strategist.emitters.emitter import Options
-    from strategist.executor.session import Session
+    from strategist.executor.loss import LossFn
+    from strategist.executor.optimizers import MakeOptimizer
+    from strategist.executor.session import RateOfStep, Session
     from strategist.planner.recommend import Extras
     from strategist.reports.tree import Tree
     from strategist.verify import Watch
@@ -244,8 +246,28 @@ def emit(plan: Plan, target: str | None = None, options: Options | None = None) 
     return emit_files(plan, target, options)
 
 
-def build(plan: Plan, model: Any, make_optimizer: Any) -> Session:
-    """Live torch objects for a Plan: see `strategist.executor.build`. Needs the extra `run`."""
+def build(
+    plan: Plan,
+    model: Any,
+    make_optimizer: MakeOptimizer | None = None,
+    *,
+    loss_fn: LossFn | None = None,
+    clip_norm: float | None = None,
+    rate_of_step: RateOfStep | None = None,
+    seed: int = 0,
+) -> Session:
+    """Live torch objects for a Plan: this rank's part of `model`, its optimizer and its schedule. Needs the extra `run`; every rank calls it.
+
+    model: an nn.Module, also on the meta device. make_optimizer: a function of parameter groups that gives a torch optimizer; without it the
+    plan's. loss_fn: `loss_fn(outputs, batch)` gives the mean loss of one micro-batch; without it the model gives logits and learns
+    `labels`. clip_norm: the norm that gradients are limited to; without it they are not. rate_of_step: `rate_of_step(step)`, counted from 0,
+    is what learning rates are multiplied by in a step. seed: of the initial weights of a model without values.
+
+    Raises ImpossibleError for what the executor cannot run, before anything starts, and StaleError for another number of ranks than the
+    plan's.
+    """
     from strategist.executor.build import build as build_session
 
-    return build_session(plan, model, make_optimizer)
+    return build_session(
+        plan, model, make_optimizer, loss_fn=loss_fn, clip_norm=clip_norm, rate_of_step=rate_of_step, seed=seed
+    )

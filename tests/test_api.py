@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import inspect
 import io
 import json
@@ -161,6 +162,54 @@ def test_a_tree_prints_as_the_terminal_does(tmp_path: Path) -> None:
     assert str(tree) in call("explain", path).out
     step, peak = tree.children
     assert [str(branch).splitlines()[1].split()[0] for branch in (step, peak)] == ["step", "peak"]
+
+
+def test_a_saved_plan_is_that_of_the_command_line(tmp_path: Path) -> None:
+    """What `save_plan` writes has the bytes of `plan --out` and is loaded as the same Plan; a file that is there stays, and a folder that is
+    not gives an error with a code."""
+    plan = recommend(**QUESTIONS[0])
+    strategist.save_plan(plan, tmp_path / "plan.json")
+    assert (tmp_path / "plan.json").read_text(encoding="utf-8") == dump(plan)
+    assert load_plan(str(tmp_path / "plan.json")) == plan
+    (tmp_path / "plan.json").write_text("mine", encoding="utf-8")
+    places = {
+        "plan.json": "EXISTS", "none/plan.json": "FILE_NOT_FOUND", "plan.json/p": "FILE_NOT_FOUND", "x" * 300: "NAME_TOO_LONG",
+    }  # fmt: skip
+    for name, code in places.items():
+        with pytest.raises(StrategistError) as refused:
+            strategist.save_plan(plan, tmp_path / name)
+        assert refused.value.code == code
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+    assert (tmp_path / "plan.json").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the disk is full there is an error and no half of a plan."""
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(StrategistError, match="No space left") as failed:
+        strategist.save_plan(make_plan(), tmp_path / "plan.json")
+    assert (failed.value.code, list(tmp_path.iterdir())) == ("IO", [])
+
+
+@pytest.mark.slow
+def test_build_is_that_of_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every argument of the executor's `build` but that of traces is one of the public name, with the same default, and arrives there."""
+    from strategist.executor import build as home
+
+    inner = dict(inspect.signature(home.build).parameters)
+    del inner["instruments"]
+    outer = inspect.signature(strategist.build).parameters
+    assert [(name, p.kind, p.default) for name, p in outer.items()] == [
+        (n, p.kind, p.default) for n, p in inner.items()
+    ]
+    told = {name: object() for name in inner}
+    got = inspect.signature(home.build)
+    monkeypatch.setattr(home, "build", lambda *args, **more: got.bind(*args, **more).arguments)
+    assert strategist.build(**told) == told
 
 
 ACTIONS = {"recommend": "plan", "explain": "explain", "emit": "emit", "build": "run"}

@@ -239,8 +239,11 @@ def _recompute(plan: Plan) -> Iterator[Argument]:
 
 
 def _model(plan: Plan) -> Iterator[Argument]:
-    """The model's shape. The base of rotary positions is not in a plan and keeps Megatron's default."""
+    """The model's shape, without dropout, of which Megatron has a tenth unless told (megatron/core/transformer/transformer_config.py). The
+    base of rotary positions is not in a plan: a comment names its option."""
     model = plan.model
+    yield "--attention-dropout", "0.0"
+    yield "--hidden-dropout", "0.0"
     yield "--num-layers", str(model.layers)
     yield "--hidden-size", str(model.hidden)
     yield "--ffn-hidden-size", str(model.ffn_hidden or (model.moe.ffn if model.moe else model.hidden))
@@ -292,10 +295,24 @@ def copies(plan: Plan, framework: str) -> str:
     return f"# {framework} keeps {shown(low)} weights beside the plan's fp32 ones: 2 more bytes per weight.\n"
 
 
+def constants(plan: Plan, framework: str, options: str) -> str:
+    """What weights of others may need beside the plan, as a comment; base and epsilon are Megatron's defaults."""
+    if plan.model.pos != "rope":
+        return ""
+    return (
+        f"# {framework} trains with a base of 10000 for rotary angles, unscaled, and 1e-5 in norms. Converted weights need what rope_theta,\n"
+        f"# rope_scaling and the epsilon of their config.json say: add {options}.\n"
+    )
+
+
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, train.py and launch.sh."""
     words = tuple(" ".join(shlex.quote(word) for word in argument) for argument in megatron_arguments(plan))
-    launcher = replace(torchrun_launcher(plan), words=words, settings=copies(plan, "Megatron-LM") + connections(plan))
+    told = constants(
+        plan, "Megatron-LM", "--rotary-base, --use-rope-scaling and --norm-epsilon behind this script's name"
+    )
+    settings = copies(plan, "Megatron-LM") + told + connections(plan)
+    launcher = replace(torchrun_launcher(plan), words=words, settings=settings)
     return job_files(plan, options, TRAIN, launcher)
 
 

@@ -15,7 +15,7 @@ from strategist.document.plan import Plan
 from strategist.emitters.coverage import Clash
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.megatron import COVERAGE as MEGATRON_COVERAGE
-from strategist.emitters.megatron import Argument, connections, copies, megatron_arguments
+from strategist.emitters.megatron import Argument, connections, constants, copies, megatron_arguments
 from strategist.emitters.serial import json_text
 from strategist.emitters.torchrun import job_files, torchrun_launcher
 from strategist.records import replace
@@ -30,6 +30,7 @@ SAME_NAME: Mapping[str, tuple[str, ...]] = {
         "--ffn-hidden-size", "--num-attention-heads", "--kv-channels", "--num-query-groups", "--normalization",
         "--position-embedding-type", "--vocab-size", "--add-qkv-bias", "--qk-layernorm", "--moe-router-topk",
         "--moe-ffn-hidden-size", "--moe-token-dispatcher-type", "--moe-shared-expert-intermediate-size",
+        "--attention-dropout", "--hidden-dropout",
     ),
     "train": ("--micro-batch-size", "--global-batch-size"),
     "optimizer": ("--optimizer", "--clip-grad", "--adam-beta1", "--adam-beta2", "--sgd-momentum", "--weight-decay"),
@@ -208,7 +209,11 @@ def _value(word: str) -> int | float | str:
 
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, megatron_bridge.json, train.py and launch.sh."""
-    launcher = replace(torchrun_launcher(plan), settings=copies(plan, "Megatron-Bridge") + connections(plan))
+    told = constants(
+        plan, "Megatron-Bridge", f"rotary_base, rope_scaling and layernorm_epsilon to the model in {CONFIG}"
+    )
+    settings = copies(plan, "Megatron-Bridge") + told + connections(plan)
+    launcher = replace(torchrun_launcher(plan), settings=settings)
     return job_files(plan, options, TRAIN, launcher) | {CONFIG: json_text(bridge_config(plan))}
 
 

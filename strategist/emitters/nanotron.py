@@ -135,7 +135,7 @@ def nanotron_config(plan: Plan, job_name: str) -> dict[str, Any]:
 
 
 def _model(model: ModelShape, seq_len: int) -> dict[str, Any]:
-    """The shape under nanotron's names. The base of rotary positions is not in a plan and keeps nanotron's default."""
+    """The shape under nanotron's names. The base of rotary positions is not in a plan: a comment names its key."""
     return {
         "is_llama_config": True,
         "hidden_size": model.hidden,
@@ -176,7 +176,11 @@ def _optimizer(plan: Plan) -> dict[str, Any]:
 
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, nanotron.yaml, train.py and launch.sh."""
-    comments = (layout_comment(plan).removeprefix("# "), "Steps, learning rate, tokenizer and data are yours to edit.")
+    comments = (
+        layout_comment(plan).removeprefix("# "),
+        "Steps, learning rate, tokenizer and data are yours to edit.",
+        "nanotron takes rope_theta 10000 and rms_norm_eps 1e-6 where model_config names none; converted weights need those of their config.json.",
+    )
     launcher = replace(torchrun_launcher(plan), settings=copies(plan, "nanotron"))
     files = job_files(plan, options, TRAIN, launcher)
     return files | {CONFIG: yaml_text(nanotron_config(plan, options.job_name), comments)}

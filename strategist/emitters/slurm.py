@@ -13,7 +13,12 @@ from strategist.emitters.torchrun import write as write_torchrun
 
 
 def batch_script(plan: Plan, options: Options) -> str:
-    """The sbatch script. One task per node: torchrun starts the ranks, so eight tasks would start sixty-four."""
+    """The sbatch script. One task per node: torchrun starts the ranks, so eight tasks would start sixty-four.
+
+    The whole node is asked for: a task has one CPU unless told, and the memory that the site gives by default. --exclusive allocates all
+    CPUs of a node and --mem=0 all its memory; the one task, whose children the ranks are, is bound to none of them (Slurm 284c3b9 of
+    2026-08-20: doc/man/man1/sbatch.1 and srun.1).
+    """
     nodes, ranks = plan.cluster.nodes, ranks_per_node(plan)
     devices = [] if plan.strategy.backend == "gloo" else [f"#SBATCH --gpus-per-node={ranks}"]
     directives = [
@@ -21,6 +26,8 @@ def batch_script(plan: Plan, options: Options) -> str:
         f"#SBATCH --nodes={nodes}",
         "#SBATCH --ntasks-per-node=1",
         *devices,
+        "#SBATCH --exclusive",
+        "#SBATCH --mem=0",
         "#SBATCH --output=%x-%j.out",
     ]
     port = str(options.master_port) if options.master_port else "$((20000 + SLURM_JOB_ID % 20000))"
@@ -33,7 +40,7 @@ def batch_script(plan: Plan, options: Options) -> str:
         + threads_line(plan)
         + _address(options)
         + f'export MASTER_PORT="{port}"\n'
-        + "srun --kill-on-bad-exit=1 bash -c '\n"
+        + "srun --kill-on-bad-exit=1 --cpu-bind=none bash -c '\n"
         + f'  exec torchrun --nnodes {nodes} --nproc-per-node {ranks} --node-rank "$SLURM_NODEID" \\\n'
         + '    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$0/train.py" "$@"\n'
         + '\' "$here" "$@"\n'

@@ -11,6 +11,7 @@ from math import ceil
 from pathlib import PurePosixPath
 from typing import Any
 
+from strategist.catalog import rows
 from strategist.document.plan import Plan
 from strategist.emitters.coverage import (
     DATA_PARALLEL,
@@ -25,7 +26,8 @@ from strategist.emitters.coverage import (
 )
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.serial import json_text
-from strategist.emitters.torchrun import job_files
+from strategist.emitters.torchrun import Launcher, job_files, torchrun_launcher
+from strategist.errors import shown
 from strategist.records import replace
 
 CONFIG = PurePosixPath("torchtitan.json")
@@ -96,7 +98,7 @@ COVERAGE = Coverage(
 
 TRAIN = '''"""Train under plan.json with torchtitan. Yours to edit: the flags stand in torchtitan.json, nothing is baked in.
 
-Name the model by torchtitan's registry, and give what the plan does not say as torchtitan's own flags:
+Name the model by torchtitan's registry where launch.sh does not, and give what the plan does not say as torchtitan's own flags:
 launch.sh --module llama3 --config llama3_8b --training.steps 1000
 """
 
@@ -174,7 +176,18 @@ def _pipeline(plan: Plan) -> dict[str, Any]:
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, torchtitan.json, train.py and launch.sh."""
     document = {"flags": torchtitan_flags(plan), "activation-checkpoint": plan.strategy.recompute}
-    return job_files(plan, options, TRAIN) | {CONFIG: json_text(document)}
+    return job_files(plan, options, TRAIN, _launcher(plan)) | {CONFIG: json_text(document)}
+
+
+def _launcher(plan: Plan) -> Launcher:
+    """torchrun with the model's name in the registry, or with a comment where it has none; of two names torchtitan takes the last
+    (config/manager.py), so that the user's win."""
+    known = (row for row in rows("torchtitan_models") if row["model"] == plan.model.name and "module" in row)
+    row = next(known, None)
+    if row is None:
+        said = f"# torchtitan 0.3.0 brings no configuration of {shown(plan.model.name)}: name yours with --module and --config.\n"
+        return replace(torchrun_launcher(plan), settings=said)
+    return replace(torchrun_launcher(plan), words=(f"--module {row['module']}", f"--config {row['config']}"))
 
 
 TORCHTITAN = Emitter(

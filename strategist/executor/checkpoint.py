@@ -35,10 +35,12 @@ from strategist.executor.dealt import DealtOut
 from strategist.executor.drive import StateOnDrive
 from strategist.executor.feedback import OWED, Feedback, feedback_of, owed_by
 from strategist.executor.initialise import local_part
+from strategist.executor.models.reference import constants_of_model
 from strategist.executor.names import by_weight, plain_name, whole_name
 from strategist.executor.scales import SCALES, Loan, is_scale, loans, scale_name
 from strategist.executor.stacked import Stacked
 from strategist.executor.tables import Server
+from strategist.facts.constants import PLAIN
 from strategist.runs.checkpoints import (
     FORMAT,
     PARTIAL,
@@ -228,10 +230,11 @@ def load(
 
     Every file's digest is compared first, each rank looking at some. Raises on every rank, with nothing changed:
     InputError for a folder that is no checkpoint, StaleError DIGEST for one that is not what its manifest says,
-    StaleError FACTS_DIFFER for one of another model, or of another compression that owes something.
+    StaleError FACTS_DIFFER for one of another model or other constants, or of another compression that owes something.
     """
     manifest: Manifest = _agree(read_manifest, folder)
     _agree(_require_sound, folder, manifest)
+    _agree(_require_same_constants, folder, manifest, model)
     reader = _Reader(folder, manifest)
     metadata: Metadata = _agree(reader.read_metadata)
     stored, feedback = metadata.state_dict_metadata, feedback_of(model)
@@ -470,6 +473,19 @@ def _other_blocks(folder: Path, name: str, stored: Mapping[str, Any]) -> StaleEr
         value=name,
         hint="Go on under a layout that cuts the weights as that one did, or whose parts are whole blocks of 256 elements of its parts.",
     )
+
+
+def _require_same_constants(folder: Path, manifest: Manifest, model: nn.Module) -> None:
+    """Weights that were trained with other rotary angles fit in name and size, and say something else."""
+    theirs, own = manifest.constants or PLAIN, constants_of_model(model)
+    if theirs != own:
+        raise StaleError(
+            "FACTS_DIFFER",
+            f"The checkpoint {shown(str(folder))} is of a model with {theirs}; the session's has {own}.",
+            flag="folder",
+            value=str(theirs),
+            hint="Build the session with model_from_shape(plan.model, constants=...) of that run.",
+        )
 
 
 def _require_debtor(folder: Path, stored: Mapping[str, Any], feedback: Feedback | None) -> None:

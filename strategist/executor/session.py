@@ -37,12 +37,14 @@ from strategist.executor.job import Job
 from strategist.executor.loss import Batch, count_tokens
 from strategist.executor.loss_scale import LossScale
 from strategist.executor.mesh import data_group, data_mesh, data_rank, pipeline_group
+from strategist.executor.models.reference import constants_of_model
 from strategist.executor.names import by_weight
 from strategist.executor.precision import gradient_dtype
 from strategist.executor.tables import Server
 from strategist.executor.tensor_styles import held_whole
 from strategist.executor.tied import TiedEnds
 from strategist.executor.versions import versions
+from strategist.facts.constants import PLAIN
 from strategist.records import dataclass
 
 
@@ -308,11 +310,13 @@ class Session:
         """
         self.job.instruments.phase("save")
         self.finish_saving()
+        constants = constants_of_model(self.parts.model)
         facts = {
             "step": self.steps,
             "samples": self.steps * self.job.plan.workload.global_batch,
             "plan": self.job.plan.seal,
             "versions": versions(),
+            "constants": None if constants == PLAIN else constants,
         }
         state = whole_state(self.parts.model, self.parts.optimizer, self._counters(), self.parts.server)
         if wait:

@@ -1,7 +1,7 @@
 """Weights in safetensors files under Hugging Face's names: out of a checkpoint, and into a session of any layout.
 
 Llamas and their relatives, dense or with experts, and GPT-2; `catalog/data/weight_names.jsonl` says which family has which names.
-Moments, steps and configurations are not in such files. Their files have each matrix of each expert for itself, ours are F x E x H.
+Moments, steps and configurations are not in such files, so `constants_of` reads what of a configuration the numbers of a model depend on. Their files have each matrix of each expert for itself, ours are F x E x H.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ from torch import Tensor, nn
 
 from strategist.catalog import rows
 from strategist.document.plan import Plan
+from strategist.document.write import as_document
 from strategist.errors import ImpossibleError, InputError, StaleError, shown
 from strategist.executor.checkpoint import follow_weights, named_parameters, read_tensors
 from strategist.executor.initialise import Home, cut_like, homes, local_part
 from strategist.executor.models import ReferenceModel, model_from_shape
+from strategist.executor.models.reference import constants_of_model
 from strategist.executor.session import Session
+from strategist.facts.constants import PLAIN, Constants, constants_from
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import without_adapters
-from strategist.reading import parse_json, read_text
+from strategist.reading import checked, parse_json, read_text
 from strategist.records import dataclass
+from strategist.runs.checkpoints import read_manifest
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The files that transformers looks for: one with everything, or a list of parts."""
@@ -56,6 +60,8 @@ EXPERTS = {
 }  # fmt: skip
 """The same of parts that mixtures have more, where theirs has its experts, and what it calls their matrices."""
 CONFIG, NORMALISED = "config.json", "norm_topk_prob"
+TRAINED_WITH = "strategist.constants"
+"""Beside the tensors of exported files: the constants of their model, as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +127,60 @@ def _schemes(shape: ModelShape) -> tuple[str, str]:
     return row["scheme"], row["experts"] if shape.moe is not None else ""
 
 
+def constants_of(folder: str | Path, shape: ModelShape) -> Constants:
+    """The constants of the model whose weights lie in a folder: what the config.json beside them says, else what files of
+    `export_weights` say. `model_from_shape` takes them.
+
+    Raises InputError FILE_NOT_FOUND where nothing says them and CONFLICT where both do and differ, ImpossibleError UNSUPPORTED for rotary
+    angles that the built-in model has not got.
+    """
+    place = Path(folder)
+    return _constants(place, shape, _files_of(place).values())
+
+
+def _constants(place: Path, shape: ModelShape, files: Iterable[str]) -> Constants:
+    _schemes(shape)  # a family without names has no row
+    row = next(row for row in rows("weight_names") if row["family"] == shape.family)
+    trained = _trained_with(place, files)
+    config: Any = {}
+    if (place / CONFIG).is_file():
+        config = parse_json(read_text(str(place / CONFIG), CONFIG), CONFIG)
+    elif trained is not None:
+        return trained
+    elif shape.pos == "rope":
+        raise InputError(
+            "FILE_NOT_FOUND",
+            f"{shown(str(place))} has no {CONFIG}, so nothing says by which base rotary angles were made when its weights were trained.",
+            flag="folder",
+            value=str(place),
+            hint=f"Put the model's {CONFIG} beside its weights.",
+        )
+    if not isinstance(config, dict):
+        raise InputError("TYPE", f"{CONFIG} of {shown(str(place))} is no object.", flag=CONFIG, value=config, hint="Fetch it again.")  # fmt: skip
+    said = constants_from(config, row, f"{CONFIG} of {shown(str(place))}", rotary=shape.pos == "rope")
+    if trained not in (None, said):
+        raise InputError(
+            "CONFLICT",
+            f"The weights in {shown(str(place))} were trained with {trained}; {CONFIG} beside them says {said}.",
+            flag=CONFIG,
+            value=str(said),
+            hint=f"Write into {CONFIG} what the weights were trained with.",
+        )
+    return said
+
+
+def _trained_with(place: Path, files: Iterable[str]) -> Constants | None:
+    """What `export_weights` wrote beside the tensors; None for files of others."""
+    from safetensors import safe_open
+
+    for name in sorted(set(files)):
+        with safe_open(place / name, framework="pt") as file:
+            text = (file.metadata() or {}).get(TRAINED_WITH)
+        if text is not None:
+            return checked(Constants, parse_json(text, TRAINED_WITH), TRAINED_WITH)
+    return None
+
+
 def _their_name(name: str, scheme: str, experts: str) -> str:
     table, layers = SCHEMES[scheme]
     module, _, kind = name.rpartition(".")
@@ -149,6 +209,8 @@ def _is_linear(name: str) -> bool:
 def export_weights(checkpoint: str | Path, plan: Plan, folder: str | Path) -> tuple[str, ...]:
     """Write the parameters of a checkpoint into a new folder as transformers reads them; the names of its files.
 
+    A config.json, which transformers needs beside them, is yours, and must say the base of rotary angles and the epsilon of norms that
+    the checkpoint was trained with: 10,000 and 1e-5 unless its model was given others. The files' metadata repeat them.
     One process does it, whether it is in a group or not; it holds one file of at most 4 GiB in memory at a time. Raises InputError EXISTS, and
     what `Session.load` raises for a checkpoint that is not sound or not of the plan's model; ImpossibleError UNSUPPORTED beside adapters.
     """
@@ -176,12 +238,14 @@ def export_weights(checkpoint: str | Path, plan: Plan, folder: str | Path) -> tu
         else [f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors" for i in range(len(parts))]
     )
     tensors = read_tensors(Path(checkpoint), sizes, getattr(torch, plan.strategy.formats.parameter))
+    constants = read_manifest(Path(checkpoint)).constants or PLAIN
+    told = {"format": "pt", TRAINED_WITH: json.dumps(as_document(constants))}
     target.mkdir(parents=True)
     total, where = 0, dict[str, str]()
     for name, part in zip(names, parts, strict=True):
         ours = tensors([each for entry in part for each in entry.ours])
         theirs = {entry.theirs: entry.joined(ours[each] for each in entry.ours) for entry in part}
-        save_file(theirs, target / name, metadata={"format": "pt"})
+        save_file(theirs, target / name, metadata=told)
         total += sum(value.nbytes for value in theirs.values())
         where |= dict.fromkeys(theirs, name)
     if len(names) > 1:
@@ -210,8 +274,9 @@ def import_weights(session: Session, folder: str | Path) -> None:
 
     Meant for the start: optimizer state is left alone, but copies of the weights in the host's memory follow. Raises, before anything changes and on every rank alike, InputError
     for a folder without such files, StaleError FACTS_DIFFER when a tensor is missing or has another shape, and ImpossibleError UNSUPPORTED
-    when a configuration beside them says that experts are weighed in another way than the built-in model's, or the session's model is
-    not that.
+    when the configuration beside them says another base of rotary angles, scaling of them or epsilon of norms than the session's model has
+    (`model_from_shape(shape, constants=constants_of(folder, shape))` has them), or that experts are weighed in another way than the
+    built-in model's, or when the session's model is not that; and what `constants_of` raises.
     """
     from safetensors import safe_open
 
@@ -225,6 +290,7 @@ def import_weights(session: Session, folder: str | Path) -> None:
     listed = [(entry, _stored_name(entry, where)) for entry in entries(shape)]
     _require_fit(place, listed, where, sizes)
     _require_same_router(place, shape)
+    _require_same_constants(place, _constants(place, shape, where.values()), constants_of_model(model))
     server, tables = session.parts.server, {}
     for entry, name in listed:
         if server is None and not any(ours in mine and _holds(mine[ours], entry.expert) for ours in entry.ours):
@@ -286,6 +352,19 @@ def _require_same_router(folder: Path, shape: ModelShape) -> None:
             flag="folder",
             value=said,
             hint=f"Name the weights of a model with {NORMALISED}.",
+        )
+
+
+def _require_same_constants(folder: Path, theirs: Constants, own: Constants) -> None:
+    """Weights fit whatever turns the heads; with other angles they are another model."""
+    if theirs != own:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            f"The weights in {shown(str(folder))} are of a model with {theirs}; the session's model has {own}.",
+            flag="folder",
+            value=str(theirs),
+            hint="Build the session from model_from_shape(plan.model, constants=constants_of(folder, plan.model)); the latter is "
+            "in strategist.executor.weights.",
         )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from strategist.document.write import dump
 from strategist.errors import InputError, StrategistError, shown
+from strategist.facts.constants import Constants
 from strategist.reading import checked, read_document
 from strategist.records import dataclass
 
@@ -38,7 +39,8 @@ class FileMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint holds. `step` optimizer steps were done, over `samples` sequences, on `world` ranks."""
+    """What a checkpoint holds. `step` optimizer steps were done, over `samples` sequences, on `world` ranks. `constants`
+    are those of the model where they are not plain."""
 
     format: str
     step: int
@@ -47,6 +49,7 @@ class Manifest:
     plan: str | None
     files: dict[str, FileMark]
     versions: dict[str, str]
+    constants: Constants | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,10 +214,11 @@ def test_slurm_starts_one_task_per_node(tmp_path: Path) -> None:
          "34567", f"{tmp_path}/job/train.py", "--steps", "3", "a b"]
         for node in range(3)
     ]  # fmt: skip
-    assert zeros(tmp_path / "log/srun.argv")[0] == "--kill-on-bad-exit=1"
+    assert zeros(tmp_path / "log/srun.argv")[:2] == ["--kill-on-bad-exit=1", "--cpu-bind=none"]
     script = (tmp_path / "job/job.sbatch").read_text(encoding="utf-8")
     directives = [row.removeprefix("#SBATCH ") for row in script.splitlines() if row.startswith("#SBATCH")]
-    assert directives == ["--job-name=llama-8b", "--nodes=3", "--ntasks-per-node=1", "--output=%x-%j.out"]
+    whole_nodes = ["--exclusive", "--mem=0"]  # all cores and all memory: a task has one core otherwise
+    assert directives == ["--job-name=llama-8b", "--nodes=3", "--ntasks-per-node=1", *whole_nodes, "--output=%x-%j.out"]
 
 
 def test_slurm_asks_for_devices() -> None:

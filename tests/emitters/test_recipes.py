@@ -7,9 +7,13 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from strategist import emit
 from strategist.emitters.megatron import megatron_arguments
 from strategist.emitters.megatron_bridge import OTHER_NAME, SAME_NAME, places_of
-from tests.emitters.grid import written
+from strategist.facts.models import load_model
+from strategist.readers.foreign import Source
+from strategist.readers.torchtitan import TORCHTITAN
+from tests.emitters.grid import COMMON, plan_for, written
 from tests.emitters.test_read_back import Files, Said, facts
 
 SHARDING = {None: 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -68,5 +72,44 @@ def test_every_argument_has_one_place() -> None:
         for argument in megatron_arguments(plan)
     }
     assert set(used) <= names | set(OTHER_NAME)
+    assert (used["--attention-dropout"], used["--hidden-dropout"]) == (
+        (("model", "attention_dropout", 0.0),),
+        (("model", "hidden_dropout", 0.0),),
+    )
     with pytest.raises(KeyError):
         places_of(("--misspelt-argument", "1"))
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "words"),
+    [
+        ("megatron", "launch.sh", ("--rotary-base", "--norm-epsilon")),
+        ("megatron-bridge", "launch.sh", ("rotary_base", "layernorm_epsilon")),
+        ("nanotron", "nanotron.yaml", ("rope_theta", "rms_norm_eps")),
+    ],
+)
+def test_files_say_what_converted_weights_need(target: str, name: str, words: tuple[str, ...]) -> None:
+    """No plan carries the base of rotary angles: a comment names what weights of others may need, and nothing else says a base."""
+    text = emit(plan_for(**COMMON), target)[PurePosixPath(name)]
+    comments = [row for row in text.splitlines() if row.startswith("# ")]
+    assert all(any(word in row for row in comments) for word in words)
+    assert not any(word in row for row in text.splitlines() if not row.startswith("# ") for word in words)
+
+
+NAMED = {
+    "llama-3.1-8b": ["--module llama3", "--config llama3_8b"],
+    "qwen3-0.6b": ["--module qwen3", "--config qwen3_0_6b"],
+}
+
+
+def test_torchtitan_is_told_a_model_that_it_has() -> None:
+    """Of a model of its registry launch.sh says the names and the reader finds the same model; of another one a comment says that it has none."""
+    script = PurePosixPath("launch.sh")
+    for name, words in NAMED.items():
+        shape = load_model(name)
+        text = emit(plan_for(shape, **COMMON), "torchtitan")[script]
+        assert [row.strip(" \\") for row in text.splitlines() if row.startswith("  --")] == words
+        assert TORCHTITAN.model(Source(path="launch.sh", text=text), "FILE") == shape
+    text = emit(plan_for(load_model("gpt2"), **COMMON), "torchtitan")[script]
+    assert "# torchtitan 0.3.0 brings no configuration of gpt2:" in text
+    assert "--module " not in text.partition("exec")[2]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from strategist.facts.constants import constants_from
 from strategist.facts.model_config import shape_from_config
 
 pytestmark = pytest.mark.slow
@@ -23,10 +24,18 @@ GPT2: dict[str, Any] = {
     "attn_pdrop": 0,
 }  # fmt: skip
 FEW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "norm_topk_prob": True}
+THETA: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}, "rms_norm_eps": 1e-3}
+LLAMA3_1: dict[str, Any] = {
+    "rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+"""Of head_dim 8: waves of 6 tokens stay as they are, those of 20 and 63 turn slower in part, those of 199 eight times slower."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", GPT2),
     "gpt2-wide": ("gpt2", GPT2 | {"n_inner": 80}),
     "llama": ("llama", SIZES),
+    "llama-3": ("llama", SIZES | THETA),
+    "llama-3.1": ("llama", SIZES | {"rope_parameters": LLAMA3_1, "max_position_embeddings": 128}),
     "llama-tied": ("llama", SIZES | {"tie_word_embeddings": True, "head_dim": 12}),
     "mistral": ("mistral", SIZES | {"sliding_window": None}),
     "mistral-window": ("mistral", SIZES | {"sliding_window": 5}),
@@ -60,7 +69,8 @@ def test_logits_are_those_of_transformers(case: str) -> None:
             torch.nn.init.normal_(parameter, 0.1, 0.3)
         expected = theirs(tokens, use_cache=False).logits
         expected.square().mean().backward()
-    ours = model_from_shape(shape_from_config(config.to_dict()), "cpu", torch.float64)
+    said = constants_from(config.to_dict(), {"norm_eps": None, "rope_theta": None}, case, rotary=family != "gpt2")
+    ours = model_from_shape(shape_from_config(config.to_dict()), "cpu", torch.float64, constants=said)
     ours.load_state_dict(renamed(family, theirs.state_dict(), ours.state_dict()))
     logits = ours(tokens)
     logits.square().mean().backward()

@@ -10,13 +10,25 @@ import pytest
 
 from strategist.errors import StrategistError
 from strategist.facts.model_config import shape_from_config
-from tests.executor.test_against_transformers import CASES
+from tests.executor.test_against_transformers import CASES, LLAMA3_1
 from tests.plans import FLOAT32, make_plan, tiny_llama, tiny_mixtral
 
 pytestmark = pytest.mark.slow
 
-FAMILIES = ("gpt2", "llama", "llama-tied", "mistral", "qwen2", "qwen3", "mixtral", "olmoe", "qwen2-moe", "qwen3-moe")
-IN_CI = ("gpt2", "llama", "llama-tied", "mistral", "mixtral", "qwen2-moe")
+FAMILIES = (
+    "gpt2",
+    "llama",
+    "llama-3.1",
+    "llama-tied",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "olmoe",
+    "qwen2-moe",
+    "qwen3-moe",
+)
+IN_CI = ("gpt2", "llama", "llama-3.1", "llama-tied", "mistral", "mixtral", "qwen2-moe")
 LAYOUT = {"dp_shard": 2, "zero": 3, "micro_batch": 4}
 CUT = {"tp": 2, "micro_batch": 2}
 LAYOUTS = {
@@ -127,6 +139,49 @@ def test_families_without_names_are_refused(shape: Any) -> None:
     with pytest.raises(StrategistError) as refused:
         entries(shape)
     assert (refused.value.code, refused.value.exit_code) == ("UNSUPPORTED", 3)
+
+
+ANGLES: dict[str, tuple[dict[str, Any] | None, str, str]] = {
+    "base": ({"rope_theta": 500000.0, "rms_norm_eps": 1e-5}, "UNSUPPORTED", "rope_theta 500000,"),
+    "new-base": ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}, "UNSUPPORTED", "rope_theta 1e+06,"),
+    "llama3": ({"rope_scaling": LLAMA3_1, "rms_norm_eps": 1e-5}, "UNSUPPORTED", "scaling llama3 with a factor of 8,"),
+    "yarn": ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "UNSUPPORTED", 'rope_type = "yarn"'),
+    "partial": ({"partial_rotary_factor": 0.5}, "UNSUPPORTED", "partial_rotary_factor = 0.5"),
+    "by-layer": ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "UNSUPPORTED", "rope_parameters = "),
+    "norms": ({"rope_theta": 10000.0}, "UNSUPPORTED", "norm_eps 1e-06;"),
+    "nonsense": ({"rope_theta": "large"}, "RANGE", 'rope_theta is "large"'),
+    "nothing": (None, "FILE_NOT_FOUND", "no config.json"),
+}
+"""Configurations beside the weights of a Llama, and how a session of the plain built-in model answers."""
+
+
+def test_weights_of_other_angles_are_refused(tmp_path: Path) -> None:
+    """Weights trained with another base, scaling or part of rotary angles, or another epsilon, fit tensor by tensor and would be another
+    model: the value is named and nothing changes. Those of the same come in."""
+    from tests.executor.harness import run_alone
+    from tests.executor.workers import refused_constants
+
+    same = json.dumps({"rope_theta": 10000.0, "rms_norm_eps": 1e-5})
+    configs = [None if config is None else json.dumps(config) for config, _, _ in ANGLES.values()]
+    plan = make_plan(tiny_llama(family="llama"), micro_batch=8)
+    *refused, taken = run_alone(refused_constants, plan, tmp_path, [*configs, same])
+    for (code, sentence, stayed), (_, expected, part) in zip(refused, ANGLES.values(), strict=True):
+        assert (code, stayed) == (expected, True)
+        assert part in sentence
+    assert taken == ("", "", False)
+
+
+def test_constants_travel_with_the_weights(tmp_path: Path) -> None:
+    """A checkpoint does not go on under other angles, exported files say theirs, and a config.json that says others is a conflict."""
+    from strategist.facts.constants import Constants, RopeScaling
+    from tests.executor.harness import run_alone
+    from tests.executor.workers import exported_constants
+
+    scaling = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64.0)
+    own = Constants(rope_theta=500_000.0, rope_scaling=scaling, norm_eps=1e-6)
+    plan = make_plan(tiny_llama(family="llama"), micro_batch=8)
+    said = run_alone(exported_constants, plan, tmp_path, own, json.dumps({"rope_theta": 10_000.0}))
+    assert said == (own, "FACTS_DIFFER", "CONFLICT")
 
 
 def test_every_scheme_is_judged_by_transformers() -> None:

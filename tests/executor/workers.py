@@ -24,6 +24,7 @@ from strategist.executor.models import model_from_shape
 from strategist.executor.optimizers import default_optimizer
 from strategist.executor.parameter_server import RemoteServer, beside_server, serving
 from strategist.executor.session import Session
+from strategist.facts.constants import Constants
 from strategist.facts.model import ModelShape
 from tests.executor.modules import ByteMixer, mean_square
 from tests.executor.reference import LEARNING_RATE, STEPS, Task, dataset_of, rate_of_step
@@ -343,16 +344,17 @@ def differing_to_transformers(one: Path, other: Path) -> list[str]:
 
 def carried(plan: Plan, source: Path, checkpoint: Path, target: Path, tokens: list[list[int]]) -> list[Any]:
     """Import, save and export weights; what the built-in model says with those that came in."""
-    from strategist.executor.weights import export_weights, import_weights
+    from strategist.executor.weights import constants_of, export_weights, import_weights
 
     with beside(plan):
-        session = session_of(plan, model_from_shape(plan.model))
+        said = constants_of(source, plan.model)
+        session = session_of(plan, model_from_shape(plan.model, constants=said))
         import_weights(session, source)
         session.save(checkpoint)
         if dist.get_rank() == 0:
             export_weights(checkpoint, plan, target)
         dist.barrier()
-        whole = model_from_shape(plan.model, "cpu", torch.float32)
+        whole = model_from_shape(plan.model, "cpu", torch.float32, constants=said)
         whole.load_state_dict(session.parameters_full(), strict=not plan.model.tied)
         whole.tie()
     with torch.no_grad():
@@ -384,6 +386,52 @@ def refused_import(plan: Plan, folder: Path) -> tuple[str, bool]:
         after = session.parameters_full()
         return error.code, all(after[name].equal(value) for name, value in before.items())
     return "", False
+
+
+def refused_constants(plan: Plan, folder: Path, configs: list[str | None]) -> list[tuple[str, str, bool]]:
+    """Of a folder of others' weights beside each of these config.json (None: without): code and sentence of the error of importing them,
+    and whether the session's weights stayed."""
+    from safetensors.torch import load_file, save_file
+
+    from strategist.executor.weights import export_weights, import_weights
+
+    session = build(plan, model_from_shape(plan.model))
+    session.save(folder / "checkpoint")
+    export_weights(folder / "checkpoint", plan, folder / "out")
+    file = folder / "out" / "model.safetensors"
+    save_file({name: value + 1 for name, value in load_file(file).items()}, file)  # theirs have no note of ours
+    before, found = session.parameters_full(), []
+    for text in configs:
+        (folder / "out" / "config.json").unlink(missing_ok=True)
+        if text is not None:
+            (folder / "out" / "config.json").write_text(text)
+        code, sentence = "", ""
+        try:
+            import_weights(session, folder / "out")
+        except StrategistError as error:
+            code, sentence = error.code, error.message
+        after = session.parameters_full()
+        found.append((code, sentence, all(after[name].equal(value) for name, value in before.items())))
+    return found
+
+
+def exported_constants(plan: Plan, folder: Path, constants: Constants, config: str) -> tuple[Constants, str, str]:
+    """Save and export a model with these constants: what the files say of them, and the codes of the errors of loading the checkpoint into
+    a plain model and of reading the files beside a config.json."""
+    from strategist.executor.weights import constants_of, export_weights
+
+    build(plan, model_from_shape(plan.model, constants=constants)).save(folder / "checkpoint")
+    export_weights(folder / "checkpoint", plan, folder / "out")
+    said, codes = constants_of(folder / "out", plan.model), []
+    (folder / "out" / "config.json").write_text(config)
+    plain = build(plan, model_from_shape(plan.model))
+    for work in (lambda: plain.load(folder / "checkpoint"), lambda: constants_of(folder / "out", plan.model)):
+        try:
+            work()
+            codes.append("")
+        except StrategistError as error:
+            codes.append(error.code)
+    return said, codes[0], codes[1]
 
 
 def refused_drive(plan: Plan, folder: str) -> tuple[str, str, str | None]:

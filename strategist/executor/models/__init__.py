@@ -13,6 +13,7 @@ from strategist.executor.models.reference import ReferenceModel
 from strategist.executor.models.sequential import SequentialCuts
 from strategist.executor.obstacles import refuse
 from strategist.executor.splittable import Splittable, nobody_said
+from strategist.facts.constants import PLAIN, Constants
 from strategist.facts.model import ModelShape
 
 __all__ = ["ReferenceModel", "Routing", "model_from_shape", "require_splittable", "splittable"]
@@ -24,15 +25,16 @@ def model_from_shape(
     dtype: torch.dtype = torch.float32,
     *,
     routing: Routing = "scored",
+    constants: Constants = PLAIN,
 ) -> ReferenceModel:
     """The reference model of this architecture, without values when `device` is meta.
 
-    `routing` other than "scored" is for tracing experts: shapes then do not depend on values. Raises ImpossibleError
+    `constants` are those of weights that come in (`weights.constants_of`). `routing` other than "scored" is for tracing experts: shapes then do not depend on values. Raises ImpossibleError
     UNSUPPORTED for an architecture that it cannot be.
     """
     refuse(model_obstacles(shape))
     with torch.device(device):
-        return Decoder(shape, routing).to(dtype)
+        return Decoder(shape, routing, constants).to(dtype)
 
 
 def splittable(model: nn.Module) -> Splittable | None:

@@ -12,6 +12,7 @@ from strategist.executor.context import Context, causal_attention
 from strategist.executor.models.norms import RMSNorm
 from strategist.executor.models.positions import Places, rotate
 from strategist.executor.tensor_styles import Linear, OutputLinear
+from strategist.facts.constants import Constants
 from strategist.facts.model import ModelShape
 
 
@@ -20,7 +21,7 @@ class Attention(nn.Module):
 
     context: Context | None = None
 
-    def __init__(self, shape: ModelShape, *, slides: bool) -> None:
+    def __init__(self, shape: ModelShape, constants: Constants, *, slides: bool) -> None:
         super().__init__()
         self.head_dim, self.slides, self.norms_all_heads = shape.head_dim, slides, shape.qk_norm == "full"
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -28,8 +29,8 @@ class Attention(nn.Module):
         self.k = Linear(shape.hidden, keys, bias=shape.qkv_bias)
         self.v = Linear(shape.hidden, keys, bias=shape.qkv_bias)
         self.o = OutputLinear(queries, shape.hidden, bias=shape.o_bias)
-        self.q_norm = _query_norm(shape, queries)
-        self.k_norm = _query_norm(shape, keys)
+        self.q_norm = _query_norm(shape, queries, constants)
+        self.k_norm = _query_norm(shape, keys, constants)
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         """x (B, T, H) to (B, T, H); under tensor parallelism each rank has N/tp and K/tp heads, under context parallelism
@@ -54,7 +55,7 @@ class Attention(nn.Module):
         return x.transpose(1, 2)
 
 
-def _query_norm(shape: ModelShape, all_heads: int) -> RMSNorm | None:
+def _query_norm(shape: ModelShape, all_heads: int, constants: Constants) -> RMSNorm | None:
     """The norm of queries or keys: over each head, over all heads at once, or none."""
     widths = {"head": shape.head_dim, "full": all_heads}
-    return RMSNorm(widths[shape.qk_norm]) if shape.qk_norm else None
+    return RMSNorm(widths[shape.qk_norm], constants.norm_eps) if shape.qk_norm else None

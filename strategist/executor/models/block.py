@@ -9,17 +9,18 @@ from strategist.executor.models.experts import MixtureOfExperts, Routing
 from strategist.executor.models.feed_forward import FeedForward
 from strategist.executor.models.norms import make_norm
 from strategist.executor.models.positions import Places
+from strategist.facts.constants import PLAIN, Constants
 from strategist.facts.model import LayerKind, ModelShape
 
 
 class Block(nn.Module):
     """A layer of one kind: full or windowed attention, a feed-forward part or experts."""
 
-    def __init__(self, shape: ModelShape, kind: LayerKind, routing: Routing) -> None:
+    def __init__(self, shape: ModelShape, kind: LayerKind, routing: Routing, constants: Constants = PLAIN) -> None:
         super().__init__()
-        self.attention_norm = make_norm(shape)
-        self.attention = Attention(shape, slides=kind.mixer == "sliding")
-        self.mlp_norm = make_norm(shape)
+        self.attention_norm = make_norm(shape, constants)
+        self.attention = Attention(shape, constants, slides=kind.mixer == "sliding")
+        self.mlp_norm = make_norm(shape, constants)
         self.mlp: FeedForward | MixtureOfExperts = _feed_forward(shape, kind, routing)
 
     def forward(self, h: Tensor, places: Places) -> Tensor:

@@ -30,6 +30,7 @@ from strategist.executor.models.norms import make_norm
 from strategist.executor.models.positions import ALL_TOKENS, PositionTable, places
 from strategist.executor.models.reference import ReferenceModel
 from strategist.executor.obstacles import refuse
+from strategist.facts.constants import PLAIN, Constants
 from strategist.facts.model import ModelShape, layer_sequence
 
 INITIAL_STD = 0.02
@@ -40,11 +41,12 @@ OUTPUTS = (".o.weight", ".down.weight", ".experts.down")
 class Decoder(ReferenceModel):
     """Tokens (B, T) to logits (B, T, V); a pipeline stage takes or gives hidden states (B, T, H) instead.
 
-    `routing` says how experts are chosen (models/experts.py).
+    `routing` says how experts are chosen (models/experts.py), `constants` what weights of others were trained with.
     """
 
-    def __init__(self, shape: ModelShape, routing: Routing = "scored") -> None:
+    def __init__(self, shape: ModelShape, routing: Routing = "scored", constants: Constants = PLAIN) -> None:
         super().__init__()
+        self.constants = constants
         self.shape, self.tied, self.token_ranks, self.token_part = shape, shape.tied, 1, 0
         self.tokens_here = ALL_TOKENS
         self.takes_tokens = self.gives_logits = True
@@ -52,9 +54,9 @@ class Decoder(ReferenceModel):
         self.token_embedding: TokenTable | None = TokenTable(shape.vocab, shape.hidden)
         self.position_embedding = PositionTable(shape.pos_rows, shape.hidden) if learned else None
         self.layers = nn.ModuleDict(
-            {str(i): Block(shape, kind, routing) for i, kind in enumerate(layer_sequence(shape))}
+            {str(i): Block(shape, kind, routing, constants) for i, kind in enumerate(layer_sequence(shape))}
         )
-        self.norm: nn.Module | None = make_norm(shape)
+        self.norm: nn.Module | None = make_norm(shape, constants)
         self.head: Head | None = Head(shape.hidden, shape.vocab, bias=shape.lm_head_bias)
         self.tie()
         if shape.adapters is not None:
@@ -64,7 +66,7 @@ class Decoder(ReferenceModel):
         """`input_ids` are tokens on the first stage and hidden states on the others. With `labels` (B, T) the loss summed over
         those that count comes out instead of logits, a number."""
         h = self._embed(input_ids) if self.takes_tokens else input_ids
-        shared = places(self.shape, h.shape[1] * self.token_ranks, h, self.tokens_here)
+        shared = places(self.shape, h.shape[1] * self.token_ranks, h, self.tokens_here, self.constants)
         for block in self.layers.values():
             h = block(h, shared)
         if self.gives_logits and self.norm is not None and self.head is not None:

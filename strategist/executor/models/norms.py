@@ -10,29 +10,30 @@ import torch
 from torch import Tensor, nn
 
 from strategist.executor.tensor_styles import part_here
+from strategist.facts.constants import PLAIN, Constants
 from strategist.facts.model import ModelShape
-
-NORM_EPSILON = 1e-5
 
 
 class RMSNorm(nn.Module):
     """Root-mean-square norm."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
+        self.epsilon = epsilon
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """The normalised x; autocast is off because it would compute and keep a float32 copy on GPUs."""
         with torch.autocast(x.device.type, enabled=False):
-            return nn.functional.rms_norm(x, (x.shape[-1],), part_here(self.weight).to(x.dtype), NORM_EPSILON)
+            return nn.functional.rms_norm(x, (x.shape[-1],), part_here(self.weight).to(x.dtype), self.epsilon)
 
 
 class LayerNorm(nn.Module):
     """Norm by mean and variance; `weight` and `bias` say what it learns."""
 
-    def __init__(self, width: int, *, weight: bool, bias: bool) -> None:
+    def __init__(self, width: int, epsilon: float, *, weight: bool, bias: bool) -> None:
         super().__init__()
+        self.epsilon = epsilon
         self.weight = nn.Parameter(torch.empty(width)) if weight else None
         self.bias = nn.Parameter(torch.empty(width)) if bias else None
 
@@ -40,11 +41,12 @@ class LayerNorm(nn.Module):
         """The normalised x, without autocast as in RMSNorm."""
         weight, bias = (None if p is None else part_here(p).to(x.dtype) for p in (self.weight, self.bias))
         with torch.autocast(x.device.type, enabled=False):
-            return nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, NORM_EPSILON)
+            return nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, self.epsilon)
 
 
-def make_norm(shape: ModelShape) -> nn.Module:
+def make_norm(shape: ModelShape, constants: Constants = PLAIN) -> nn.Module:
     """The norm over the model's width that the shape names."""
     if shape.norm == "rmsnorm":
-        return RMSNorm(shape.hidden)
-    return LayerNorm(shape.hidden, weight=shape.norm != "layernorm_nonparam", bias=shape.norm == "layernorm")
+        return RMSNorm(shape.hidden, constants.norm_eps)
+    learns = {"weight": shape.norm != "layernorm_nonparam", "bias": shape.norm == "layernorm"}
+    return LayerNorm(shape.hidden, constants.norm_eps, **learns)

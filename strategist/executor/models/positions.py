@@ -6,6 +6,7 @@ section 3.1, as in Mistral (Jiang et al. 2023, arXiv 2310.06825, section 2).
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -13,11 +14,8 @@ from torch import Tensor, nn
 
 from strategist.executor.sequence import TokenShare
 from strategist.executor.tensor_styles import part_here
+from strategist.facts.constants import PLAIN, Constants, RopeScaling
 from strategist.facts.model import ModelShape
-
-ROPE_BASE = 10_000.0
-"""Base of the rotary angles (arXiv 2104.09864, section 3.3); catalogue rows do not carry one, and it costs nothing."""
-
 
 ALL_TOKENS = TokenShare()
 
@@ -34,20 +32,36 @@ class Places(NamedTuple):
     band: Tensor | None
 
 
-def places(shape: ModelShape, tokens: int, like: Tensor, share: TokenShare = ALL_TOKENS) -> Places:
+def places(
+    shape: ModelShape, tokens: int, like: Tensor, share: TokenShare = ALL_TOKENS, constants: Constants = PLAIN
+) -> Places:
     """The places of `tokens` tokens, which are this `share` of each sequence, in the type of `like`."""
-    cos, sin = rope_tables(tokens, shape.head_dim, like, share) if shape.pos == "rope" else (None, None)
+    turns = shape.pos == "rope"
+    cos, sin = rope_tables(tokens, shape.head_dim, like, share, constants) if turns else (None, None)
     every = share.whole(tokens)
     narrow = shape.window is not None and shape.window < every
     return Places(cos, sin, _band(every, shape.window, like) if narrow and shape.window else None)
 
 
-def rope_tables(tokens: int, head_dim: int, like: Tensor, share: TokenShare = ALL_TOKENS) -> tuple[Tensor, Tensor]:
+def rope_tables(
+    tokens: int, head_dim: int, like: Tensor, share: TokenShare = ALL_TOKENS, constants: Constants = PLAIN
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines of some tokens, each t x D/2, computed in at least float32 and given in the type of `like`."""
     work = torch.promote_types(like.dtype, torch.float32)
     exponent = torch.arange(0, head_dim, 2, device=like.device, dtype=work) / head_dim
-    angles = torch.outer(share.places(tokens, like.device, work), ROPE_BASE**-exponent)
+    rates = constants.rope_theta**-exponent
+    if constants.rope_scaling is not None:
+        rates = _slower(rates, constants.rope_scaling)
+    angles = torch.outer(share.places(tokens, like.device, work), rates)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def _slower(rates: Tensor, scaling: RopeScaling) -> Tensor:
+    """Angles per token (D/2,) as Llama 3.1 scales them (transformers 5.23: modeling_rope_utils.py, _compute_llama3_parameters)."""
+    turns = scaling.original_max_position_embeddings * rates / (2 * math.pi)  # in the context of before
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return rates * (kept + (1 - kept) / scaling.factor)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
