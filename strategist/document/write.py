@@ -16,6 +16,7 @@ SILENT: dict[str, Any] = {
     "uneven_batch": [],
     "recompute_stages": [],
     "expert_imbalance": 1,
+    "frozen": 0,
 }
 """Fields that are written only where they say something, so that plans without them stay what they were to the byte, and the values
 that say nothing."""

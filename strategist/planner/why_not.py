@@ -10,7 +10,7 @@ import numpy as np
 
 from strategist.catalog import rows
 from strategist.errors import ImpossibleError, InternalError, NoPlanError
-from strategist.facts.adapters import QUANTISED_BYTES, adapting
+from strategist.facts.adapters import QUANTISED_BYTES, as_trained
 from strategist.facts.hardware import NodeGroup
 from strategist.facts.job import Job
 from strategist.facts.network import uplink_Bps
@@ -322,7 +322,6 @@ def _smaller_models(asked: Question) -> Iterator[Change]:
     sized = [(shape_for_size(row["size"], "--model-size").shape, row["size"]) for row in rows("size_names")]
     for shape, name in sorted(sized, key=lambda pair: -count(pair[0]).total):
         changed = _with(asked, model=replace(shape, adapters=asked.job.model.adapters))
-        if asked.job.model.adapters is not None:
-            changed = replace(changed, job=adapting(changed.job))
+        changed = replace(changed, job=as_trained(changed.job))
         if count(shape).total < total and _could_fit(changed.job):
             yield f"--model-size {name}", changed
