@@ -111,7 +111,7 @@ def complete(given: Given) -> Asked:
         headroom=given.headroom,
         frontend=given.frontend,
     )
-    job, from_runs = _calibrated(job if model.adapters is None else _adapting(job), given)
+    job, from_runs = _calibrated(_as_trained(job) if model.adapters is not None or model.frozen else job, given)
     question = Question(
         job=job,
         pins=pins,
@@ -133,7 +133,7 @@ def complete(given: Given) -> Asked:
             *_inexact(pins),
             *_unmodelled(given),
         ),
-        notes=tuple(_as_hint(text) for text in (*machines.notes, *model.notes)),
+        notes=(*(_as_hint(text) for text in (*machines.notes, *model.notes)), *_partly(model)),
         time_budget=given.time_budget,
     )
 
@@ -154,10 +154,18 @@ def _trained(given: Given, model: ModelShape) -> tuple[ModelShape, tuple[Assumpt
     return model, ()
 
 
-def _adapting(job: Job) -> Job:
-    from strategist.facts.adapters import adapting
+def _as_trained(job: Job) -> Job:
+    from strategist.facts.adapters import as_trained
 
-    return adapting(job)
+    return as_trained(job)
+
+
+def _partly(model: ModelShape) -> Iterator[Hint]:
+    """What is said of a live module some of whose weights are frozen: which ones is not counted."""
+    if model.frozen:
+        total = count(model).total
+        sentence = f"{total - model.frozen:,} of {total:,} weights are trained (requires_grad): gradients, optimizer state and products for gradients are theirs, as an even share of every layer; activations and backward are those of gradients that reach the first layer, which is too much where it and all before it are frozen."
+        yield Hint(code="W_FROZEN", sentence=sentence)
 
 
 WORTH_SAYING = 0.005

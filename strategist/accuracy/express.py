@@ -19,7 +19,7 @@ from strategist.accuracy.machines import Machines, cluster_of, launches_wait, ma
 from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.errors import ImpossibleError
-from strategist.facts.adapters import DEFAULT_RANK, adapting, with_adapters
+from strategist.facts.adapters import DEFAULT_RANK, as_trained, with_adapters
 from strategist.facts.gpus import gpu_by_id
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
@@ -121,7 +121,7 @@ def express(run: Run) -> Case:
         split=_split(run, shape, layout["pp"]),
         recompute_layers=_firsts(run, layout),
     )
-    job = job if shape.adapters is None else adapting(job)
+    job = job if shape.adapters is None else as_trained(job)
     _legal_sizes(shape, layout)
     if lacking := without_rate(cluster, work.precision):
         raise Unexpressed(f"{lacking.name} does not multiply in {work.precision}")

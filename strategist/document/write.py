@@ -17,6 +17,7 @@ SILENT: dict[str, Any] = {
     "recompute_stages": [],
     "expert_imbalance": 1,
     "constants": None,
+    "frozen": 0,
 }
 """Fields that are written only where they say something, so that plans without them stay what they were to the byte, and the values
 that say nothing."""

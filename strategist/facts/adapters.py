@@ -1,4 +1,4 @@
-"""Training low-rank adapters instead of the weights: which models can have them, and what a job is then.
+"""Training less than the weights: which models can have low-rank adapters, and what a job is then.
 
 LoRA: Hu et al. 2021, arXiv 2106.09685, section 4. QLoRA: Dettmers et al. 2023, arXiv 2305.14314, sections 2 and 3.
 """
@@ -57,7 +57,7 @@ def with_adapters(shape: ModelShape, method: str, rank: int, targets: Sequence[s
     adapters = Adapters(
         method="qlora" if method == "qlora" else "lora", rank=rank, alpha=ALPHA_OVER_RANK * rank, targets=own
     )
-    return replace(shape, adapters=adapters)
+    return replace(shape, adapters=adapters, frozen=0)
 
 
 def asked_adapters(
@@ -82,12 +82,15 @@ def _matrices(shape: ModelShape) -> set[str]:
     return {matrix.name for kind in layer_counts(shape) for matrix in build_layer(shape, kind).matrices}
 
 
-def adapting(job: Job) -> Job:
-    """The job with what follows from its model's adapters: weights rest in the compute format, and adapters alone are trained.
+def as_trained(job: Job) -> Job:
+    """The job with what follows from what its model trains: all weights, or the share that a live module does not freeze, which rest in one format
+    (strategist/executor/build.py, lay_out); of a model with adapters these alone, and the weights rest in the compute format.
 
-    They rest in the format of their gradients, which is torch's own rule."""
-    share = adapter_parameters(job.model) / count(job.model).total
-    return replace(job, profile=with_frozen_base(job.profile), trainable=share)
+    Adapters rest in the format of their gradients, which is torch's own rule."""
+    total = count(job.model).total
+    if job.model.adapters is None:
+        return replace(job, trainable=(total - job.model.frozen) / total)
+    return replace(job, profile=with_frozen_base(job.profile), trainable=adapter_parameters(job.model) / total)
 
 
 @cache

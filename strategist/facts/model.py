@@ -25,11 +25,14 @@ QkNorm = Literal["", "head", "head_ln", "full", "per_head", "l2_noweight"]
 Position = Literal["rope", "learned", "relative", "alibi", "sincos-fixed", "none"]
 
 __all__ = [
-    "MAX_LAYERS", "RUNS_IN_ORDER", "Adapters", "Heads", "LayerKind", "Mix", "Mla", "ModelShape", "Moe", "Norm", "Position", "QkNorm", "Ssm", "arranged", "layer_counts", "layer_sequence", "loss_chunk",
+    "LOOKED_UP", "MAX_LAYERS", "RUNS_IN_ORDER", "Adapters", "Heads", "LayerKind", "Mix", "Mla", "ModelShape", "Moe", "Norm", "Position", "QkNorm", "Ssm", "arranged", "layer_counts", "layer_sequence", "loss_chunk",
 ]  # fmt: skip
 
 RUNS_IN_ORDER = "runs_in_order"
 """In `extra` of a module whose parts run one behind the other, so that a pipeline can cut it."""
+
+LOOKED_UP = "looked_up_parameters"
+"""In `extra` of a module without an output head: those of its `extra_parameters` that are a table, of which no product reads a row."""
 
 MAX_LAYERS = 4096
 """More layers than any model has; what claims more is refused before anything is built from it."""
@@ -47,7 +50,9 @@ class ModelShape:
     is), `full_heads` the heads of full-attention layers where sliding ones have others. With `adapters` the weights are frozen
     and small matrices beside them are trained, which count as matrices of the layers. `tables` are rows and width of every
     table of embeddings in a module that nobody described, whose weights the other fields count. `called` is the name that was said where
-    the catalogue has another model of the same shape.
+    the catalogue has another model of the same shape. `vocab` is what the model gives
+    for a token: labels where a live module has a head for these, 0 where it gives hidden states. `frozen` of its weights are
+    not trained though they have no adapters (`requires_grad` of a live module).
     """
 
     name: str
@@ -101,6 +106,7 @@ class ModelShape:
     called: str = ""
     adapters: Adapters | None = None
     tables: tuple[tuple[int, int], ...] = ()
+    frozen: int = 0
 
     @property
     def learned_positions(self) -> int:

@@ -1,6 +1,7 @@
 """A live `nn.Module` becomes a ModelShape by duck typing; torch is never imported, and nothing of the module is run.
 
-A module that carries a Hugging Face configuration is read through it, and the weights are counted all the same. Any
+A module that carries a Hugging Face configuration is read through it, and the weights are counted all the same. What the
+module has otherwise than its configuration says is the module's: how many blocks, and what it gives for a token. Any
 other module is looked at: how many weights, which blocks repeat, what Linear and Embedding shapes say. Only a
 structure whose every weight is accounted for is called a decoder; everything else is of kind "module".
 """
@@ -12,16 +13,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from strategist.errors import InputError
-from strategist.facts.model import MAX_LAYERS, RUNS_IN_ORDER, ModelShape
+from strategist.facts.layer_kind import LayerKind, spell
+from strategist.facts.model import LOOKED_UP, MAX_LAYERS, RUNS_IN_ORDER, ModelShape, layer_sequence
 from strategist.facts.model_config import shape_from_config
 from strategist.facts.module_parts import Parts, decoder_of, facts_of, plain_tables, resnet_of
-from strategist.facts.parameters import count
+from strategist.facts.parameters import behind_head, count, table_width
 from strategist.records import dataclass, replace
 
 TRUSTED_DIFFERENCE = 0.25
 """A configuration whose count is farther than this from the module's describes something else."""
 
 _CONTAINERS = ("ModuleList", "ModuleDict", "Sequential")
+_GIVE_WORDS = ("decoder", "encoder", "hybrid", "ssm", "encdec", "encdec-audio")
+"""Kinds of models whose output head is as wide as the vocabulary, where they have one."""
 
 
 class Weight(Protocol):
@@ -71,23 +75,36 @@ def is_module(value: object) -> bool:
 
 
 def shape_from_module(module: ModuleLike, flag: str = "model") -> ModelShape:
-    """The shape of a module (on any device, meta included), with its exact parameter count.
+    """The shape of a module (on any device, meta included), with its exact parameter count, and how many of them are frozen.
 
-    Raises InputError EMPTY for a module without parameters.
+    Raises InputError EMPTY for a module without parameters, or without one that is trained.
     """
     total = weights_of(module)
     if not total:
         raise InputError("EMPTY", f"{flag} has no parameters.", flag=flag, hint="Pass a module with weights; the meta device will do.")  # fmt: skip
+    frozen = _frozen(module)
+    if frozen == total:
+        raise InputError(
+            "EMPTY",
+            f"{flag} has no parameter to train: requires_grad is False for all {total:,} weights.",
+            flag=flag,
+            value=type(module).__name__,
+            hint="Call requires_grad_(True) on the parts that are trained.",
+        )
     configured, why = _configured(module, total, flag)
-    if configured is not None:
-        return configured
-    return _looked_at(module, total, why)
+    return replace(_looked_at(module, total, why) if configured is None else configured, frozen=frozen)
 
 
 def weights_of(*modules: ModuleLike) -> int:
     """Elements of all parameters of some modules; shared ones count once."""
     named = (pair for module in modules for pair in module.named_parameters(remove_duplicate=False))
     return sum({id(weight): weight.numel() for _, weight in named}.values())
+
+
+def _frozen(module: ModuleLike) -> int:
+    """Elements of the parameters that have no gradient; shared ones count once."""
+    every = {id(weight): weight for _, weight in module.named_parameters(remove_duplicate=False)}.values()
+    return sum(weight.numel() for weight in every if getattr(weight, "requires_grad", True) is False)
 
 
 def sequence_of(module: ModuleLike) -> Sequence | None:
@@ -132,13 +149,89 @@ def _configured(module: ModuleLike, total: int, flag: str) -> tuple[ModelShape |
         shape = shape_from_config(values, f"{flag}.config")
     except InputError as problem:
         return None, f"its configuration cannot be read ({problem.message})"
-    difference = total - count(shape).total
+    stacks = _by_size(module)
+    outputs = _outputs(module, stacks, shape)
+    has_head = outputs == shape.vocab
+    described = shape if has_head else replace(shape, tied=True, lm_head_bias=False)  # the table alone, and no head
+    held = _as_many_blocks(module, stacks, described, total)
+    difference = total - count(held).total
     if abs(difference) > TRUSTED_DIFFERENCE * total:
-        return None, f"its configuration describes {count(shape).total} weights and the module has {total}"
-    note = f"Weights counted in the module: {total}"
-    note += ", as its configuration says." if not difference else f", {difference:+d} against its configuration; the difference is counted as extra."  # fmt: skip
-    extra = shape.extra_parameters + difference
-    return replace(shape, extra_parameters=extra, source=f"module of class {type(module).__name__}", notes=(note, *shape.notes)), ""  # fmt: skip
+        return None, f"its configuration describes {count(held).total} weights and the module has {total}"
+    held = replace(held, extra_parameters=held.extra_parameters + difference)
+    if behind_head(held) < 0:
+        return (
+            None,
+            f"it has {-difference} weights less than its configuration describes, and they are none outside its layers",
+        )
+    notes = [f"Weights counted in the module: {total}{_against(difference)}"]
+    if held.layers != shape.layers:
+        notes.append(
+            f"It has {held.layers} layers where its configuration says {shape.layers}: the module's number is taken."
+        )
+    if not has_head:
+        notes.append(_without_head(shape, outputs))
+        held = _with_outputs(held, outputs)
+    return replace(held, source=f"module of class {type(module).__name__}", notes=(*notes, *shape.notes)), ""
+
+
+def _against(difference: int) -> str:
+    """How the count of a module compares with that of its configuration."""
+    if not difference:
+        return ", as its configuration says."
+    how = "counted as extra" if difference > 0 else "taken off what lies behind the layers"
+    return f", {difference:+d} against its configuration; the difference is {how}."
+
+
+def _as_many_blocks(module: ModuleLike, stacks: list[Stack], shape: ModelShape, total: int) -> ModelShape:
+    """The shape with as many layers as the module has blocks, where that brings its weights nearer to those of the module: somebody cut
+    layers off, or stacked more of them, and left the configuration as it was. Of layers of several sorts the first are taken."""
+    if not stacks or shape.kind not in (*_GIVE_WORDS, "vit") or shape.enc_layers:
+        return shape
+    container = dict(module.named_modules())[stacks[0].name]
+    blocks = sum(1 for _, child in container.named_children() if weights_of(child))
+    kinds = layer_sequence(shape)
+    if blocks > MAX_LAYERS or (blocks > len(kinds) and len(set(kinds)) > 1):
+        return shape
+    held = _with_layers(shape, kinds[:blocks] if blocks <= len(kinds) else kinds[:1] * blocks)
+    return held if abs(total - count(held).total) < abs(total - count(shape).total) else shape
+
+
+def _with_layers(shape: ModelShape, kinds: tuple[LayerKind, ...]) -> ModelShape:
+    """The shape with these layers and no others."""
+    moe = shape.moe and replace(shape.moe, layers=sum(kind.ffn == "moe" for kind in kinds))
+    are_alike = len(set(kinds)) == 1 and not shape.pattern and shape.mix is None
+    return replace(shape, layers=len(kinds), moe=moe, pattern="" if are_alike else spell(kinds), parameters_stated=None)
+
+
+def _outputs(module: ModuleLike, stacks: list[Stack], shape: ModelShape) -> int:
+    """What the module gives for a token: the vocabulary's words where some part outside the blocks is as wide; else the outputs of the
+    last Linear there, such as labels; 0 for hidden states alone (transformers 5.23.0 src/transformers/modeling_utils.py,
+    get_output_embeddings: None without an output head)."""
+    blocks = tuple(f"{stack.name}." for stack in stacks)
+    outside = [part for name, part in module.named_modules() if not name.startswith(blocks)]
+    widths = [part.out_features for part in outside if type(getattr(part, "out_features", None)) is int]
+    own = getattr(module, "get_output_embeddings", None)
+    if shape.kind not in _GIVE_WORDS or shape.vocab in widths or (callable(own) and own() is not None):
+        return shape.vocab
+    last = widths[-1] if widths else shape.hidden
+    if last != shape.hidden:
+        return last
+    return 0 if callable(own) else shape.vocab  # a class of somebody's own may multiply by its table
+
+
+def _without_head(shape: ModelShape, outputs: int) -> str:
+    """What is said of a module that gives no words."""
+    given = f"{outputs} numbers for a token" if outputs else "hidden states"
+    return f"It has no output head of {shape.vocab} words: it gives {given}, and logits and loss are of these."
+
+
+def _with_outputs(shape: ModelShape, outputs: int) -> ModelShape:
+    """A shape without a head that gives so many numbers for a token, by a matrix of its own. Its table is one of the weights that no field
+    explains, as in modules that are looked at, and with all else outside of the layers in one unit (executor/steps/shard_data.py)."""
+    table = shape.vocab * table_width(shape)
+    head = outputs * table_width(shape)
+    extra = (*shape.extra, (LOOKED_UP, table))
+    return replace(shape, vocab=outputs, extra_parameters=shape.extra_parameters + table - head, extra=extra)
 
 
 def _looked_at(module: ModuleLike, total: int, why: str) -> ModelShape:

@@ -101,6 +101,12 @@ def outer_parameters(shape: ModelShape) -> OuterParameters:
     )
 
 
+def behind_head(shape: ModelShape) -> int:
+    """What lies behind the layers and is no matrix of the vocabulary; below zero where the shape counts more weights than there are."""
+    after = outer_parameters(shape).after
+    return after if shape.tied else after - shape.vocab * table_width(shape)
+
+
 def table_width(shape: ModelShape) -> int:
     """Width of one row of the token table."""
     if shape.kind == "dual-encoder":

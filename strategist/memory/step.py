@@ -127,7 +127,8 @@ class Step:
         self.shards = state_shards(c)[:, None]
         self.tied = bool(job.model.tied and not self.piped)
         self.trained = job.trainable
-        self.ends = job.trainable if job.model.adapters is None else 0.0  # of embedding and head
+        self.ends = 0.0 if job.model.adapters is not None else 1.0 if job.model.frozen else job.trainable
+        # of embedding and head: none beside adapters, and where some weights are frozen an end may be one that is trained whole
         self.packed = layers.packed
         self.chunks = c["virtual_stages"][:, None]
         self.has_copies = self.casts and bool(self.plain.any())

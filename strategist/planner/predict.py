@@ -12,7 +12,7 @@ from strategist.document.estimate import MemoryLedger
 from strategist.document.plan import Hint, Plan, Strategy
 from strategist.document.prediction import Prediction, Violation
 from strategist.errors import ImpossibleError
-from strategist.facts.adapters import adapting
+from strategist.facts.adapters import as_trained
 from strategist.facts.job import Job
 from strategist.facts.model import layer_counts
 from strategist.facts.profile import find_profile
@@ -178,7 +178,7 @@ def job_of(plan: Plan) -> Job:
         frontend=plan.request.frontend,
         factors=plan.factors,
     )
-    return job if plan.model.adapters is None else adapting(job)
+    return as_trained(job)
 
 
 def layout_of(plan: Plan) -> str:

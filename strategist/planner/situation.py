@@ -11,7 +11,7 @@ from strategist.catalog import rows
 from strategist.facts.buildable import departures
 from strategist.facts.job import Job
 from strategist.facts.layers import sides_divide
-from strategist.facts.model import RUNS_IN_ORDER, ModelShape, layer_counts
+from strategist.facts.model import LOOKED_UP, RUNS_IN_ORDER, ModelShape, layer_counts
 from strategist.facts.profile import BYTES, engine_of
 from strategist.facts.tables import served_tables
 from strategist.facts.workload import FLOAT8_MULTIPLE
@@ -68,7 +68,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "heads": shape.heads,
         "kv_heads": shape.kv_heads,
         "ffn": shape.ffn_hidden,
-        "vocab": shape.vocab,
+        "vocab": 0 if LOOKED_UP in dict(shape.extra) else shape.vocab,
         "pads_vocabulary": job.profile.pads_vocabulary,
         "tied": shape.tied,
         "experts": shape.moe.experts if shape.moe else 0,
@@ -84,6 +84,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "optimizer": work.optimizer,
         "odd_sides": not sides_divide(shape, FLOAT8_MULTIPLE),
         "method": shape.method,
+        "frozen": shape.frozen,
         "shared_ffn": shape.moe.shared_ffn if shape.moe else 0,
         "positions": shape.learned_positions,
         "rotary_positions": shape.rotary_positions,

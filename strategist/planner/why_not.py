@@ -10,7 +10,7 @@ import numpy as np
 
 from strategist.catalog import rows
 from strategist.errors import ImpossibleError, InternalError, NoPlanError
-from strategist.facts.adapters import QUANTISED_BYTES, adapting
+from strategist.facts.adapters import QUANTISED_BYTES, as_trained
 from strategist.facts.hardware import NodeGroup
 from strategist.facts.job import Job
 from strategist.facts.network import uplink_Bps
@@ -325,7 +325,6 @@ def _smaller_models(asked: Question) -> Iterator[Change]:
     ]
     for shape, name in sorted(sized, key=lambda pair: -count(pair[0]).total):
         changed = _with(asked, model=replace(shape, adapters=asked.job.model.adapters))
-        if asked.job.model.adapters is not None:
-            changed = replace(changed, job=adapting(changed.job))
+        changed = replace(changed, job=as_trained(changed.job))
         if count(shape).total < total and _could_fit(changed.job):
             yield f"--model-size {name}", changed

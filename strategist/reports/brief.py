@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from strategist.document.estimate import MEMORY_TERMS, StageMemory
 from strategist.document.plan import Costed, Plan, Strategy
 from strategist.document.verification import Verification
+from strategist.facts.model import LOOKED_UP
 from strategist.facts.parameters import count, without_adapters
 from strategist.reports.lines import HELD, Line, Span, Style, bar, line, phrases, table, wrapped
 from strategist.rulebook.rule import load_families
@@ -50,7 +51,8 @@ def model_words(plan: Costed) -> str:
     active = f", {format_count(parameters.active)} active" if parameters.active != parameters.total else ""
     layers = f"{shape.layers} layers x {shape.hidden}"
     heads = (f"{shape.heads} heads ({shape.kv_heads} kv)",) if shape.heads else ()
-    facts = (layers, *heads, f"vocab {shape.vocab:,}")
+    outputs = "outputs" if LOOKED_UP in dict(shape.extra) else "vocab"
+    facts = (layers, *heads, f"{outputs} {shape.vocab:,}")
     if shape.unit == "images":
         facts = (f"{shape.layers} blocks", f"{dict(shape.extra)['classes']:,} classes")
     return f"{shape.name}: {parameters.total:,} parameters{active}, {phrases(facts, gap=', ')}"
@@ -77,7 +79,7 @@ def _method_words(plan: Costed) -> str:
     """What is trained."""
     adapters = plan.model.adapters
     if adapters is None:
-        return "full training"
+        return f"training of all but {plan.model.frozen:,} weights" if plan.model.frozen else "full training"
     from strategist.facts.adapters import adapter_parameters
 
     title = {"lora": "LoRA", "qlora": "QLoRA (frozen weights in 4 bits)"}[adapters.method]

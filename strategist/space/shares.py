@@ -16,7 +16,7 @@ from strategist.columns import on_stages, record_of, remembered
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import ModelShape
-from strategist.facts.parameters import outer_parameters, table_width
+from strategist.facts.parameters import behind_head, outer_parameters, table_width
 from strategist.facts.runs import V_SHAPED, stage_of_head
 from strategist.facts.tables import served_elements
 from strategist.records import dataclass, replace
@@ -374,8 +374,7 @@ def outer_elements(shape: ModelShape, tp: Column, shards: Column) -> tuple[Reals
     outer = outer_parameters(shape)
     table = vocabulary_elements(shape, tp, shards)
     before = table + ceil_div(outer.before - outer.embedding, shards)
-    rest = outer.after if shape.tied else outer.after - shape.vocab * table_width(shape)
-    behind = table + ceil_div(max(0, rest), shards)
+    behind = table + ceil_div(max(0, behind_head(shape)), shards)
     return before.astype(np.float64), behind.astype(np.float64)
 
 

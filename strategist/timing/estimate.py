@@ -13,7 +13,7 @@ from strategist.document.estimate import TIME_TERMS
 from strategist.facts.attention import attention_FLOP
 from strategist.facts.hardware import Cluster
 from strategist.facts.job import Job
-from strategist.facts.model import ModelShape, layer_counts
+from strategist.facts.model import LOOKED_UP, ModelShape, layer_counts
 from strategist.facts.parameters import count, outer_parameters, over_matrices
 from strategist.records import dataclass
 from strategist.space.candidates import BY_STAGE, Candidates, Column, Mask, Reals, total_of
@@ -161,7 +161,7 @@ def _read_by_the_bound(c: Candidates) -> tuple[str, ...]:
 
 def model_FLOP(job: Job) -> float:
     """Useful FLOP of one step: 6 per weight that a token meets (input embedding left out; of diffusion transformers, whose modulation is
-    worked out once per sample and whose second stream is met by the other tokens, and of the towers of a pair the matrices of the layers alone), 4 where it is frozen beside adapters, and
+    worked out once per sample and whose second stream is met by the other tokens, and of the towers of a pair the matrices of the layers alone), 4 where it is frozen, and
     three passes of attention, recomputation not counted; of a convolution 6 per weight and position. Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B), causal half counted
     as computed."""
     shape = job.model
@@ -169,8 +169,9 @@ def model_FLOP(job: Job) -> float:
     further = _at_further_positions(shape)
     head = shape.vocab * shape.hidden if shape.tied else 0
     weights = float(_in_layers(shape) if shape.kind in _BESIDE else count(shape).active - outer.before + head)
-    if shape.adapters is not None:
-        weights -= (weights - job.trainable * count(shape).total) / 3.0
+    weights -= dict(shape.extra).get(LOOKED_UP, 0)
+    if shape.adapters is not None or shape.frozen:
+        weights -= max(0.0, weights - job.trainable * count(shape).total) / 3.0
     attention = sum(
         number * attention_FLOP(shape, kind, job.workload.seq_len) for kind, number in layer_counts(shape).items()
     )

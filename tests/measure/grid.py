@@ -19,7 +19,7 @@ from strategist.document.estimate import MOMENTS
 from strategist.document.observed import RankObservation
 from strategist.document.plan import NumberFormats, Plan, Stage
 from strategist.executor.support import layout_obstacles
-from strategist.facts.adapters import TARGETS, adapting, with_adapters
+from strategist.facts.adapters import TARGETS, as_trained, with_adapters
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model
@@ -695,7 +695,7 @@ def _drawn(drawn: random.Random, layout: Mapping[str, Any]) -> Scenario:
 def job_of(scenario: Scenario, plan: Plan) -> Job:
     """The question that the formulas answer."""
     job = Job(cluster=plan.cluster, model=plan.model, workload=plan.workload, profile=find_profile())
-    return job if plan.model.adapters is None else adapting(job)
+    return as_trained(job)
 
 
 def plan_of(scenario: Scenario) -> Plan:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from strategist.document.estimate import MOMENTS
 from strategist.errors import ImpossibleError
-from strategist.facts.adapters import TARGETS, adapting, with_adapters
+from strategist.facts.adapters import TARGETS, as_trained, with_adapters
 from strategist.facts.clusters import load_cluster
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
@@ -90,7 +90,7 @@ def adapted_cases(draw: Draw) -> Case:
         shape = with_adapters(plain, method, rank, targets)
     except ImpossibleError:  # a gate alone, and the model has none
         shape = with_adapters(plain, method, rank)
-    job = adapting(replace(drawn, model=shape))
+    job = as_trained(replace(drawn, model=shape))
     world = job.cluster.world
     shards = draw(st.sampled_from([n for n in range(1, world + 1) if world % n == 0]))
     zero = draw(st.sampled_from((2, 3))) if shards > 1 else 0
