@@ -218,6 +218,7 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG702": ours(lambda job, a: job.model.method != "full" and job.workload.precision == "fp16"),
     "LEG711": lambda job, a: in_threads(a) and job.cluster.smallest.vendor == "CPU",
     "LEG712": lambda job, a: in_threads(a) and job.cluster.nodes > 1,
+    "LEG703": lambda job, a: job.model.frozen > 0 and (a["pp"] > 1 or a["ep"] > 1 or a["zero"] == 1),
     "LEG713": lambda job, a: in_threads(a) and job.frontend == "deepspeed",
     "LEG714": lambda job, a: in_threads(a) and job.model.method != "full",
     "LEG721": lambda job, a: word_of(a) != "none" and job.model.method != "full",

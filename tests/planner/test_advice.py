@@ -34,7 +34,7 @@ def test_slow_links_are_those_of_the_ranks_that_share_a_layer(tp: int) -> None:
 @pytest.mark.parametrize("model", ["llama-2-7b", "llama-2-13b"])
 def test_sharding_over_a_slow_network_is_told_without_a_layout_that_is_slower(model: str) -> None:
     """A plan under ZeRO-3 over Ethernet has been held against every hybrid layout, so the warning sends nobody to one."""
-    plan = recommend(model, "aws-g5.48xlarge:2", global_batch=256)
+    plan = recommend(model, "aws-g5.48xlarge:2", global_batch=256, pin="pp=1,tp=1,zero=3")
     said = next(hint.sentence for hint in plan.hints if hint.code == "W_ADV202")
     assert "HSDP" not in said
     hybrid = [one for one in plan.alternatives if one.family == "hsdp" and one.fits]

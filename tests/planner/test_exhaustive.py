@@ -86,7 +86,7 @@ QUESTIONS: tuple[dict[str, Any], ...] = (
     {"model": "llama-debug", "hardware": "dgx-h100", "global_batch": 8, "pin": "tp=2", "uncalibrated": True},
     {"model": "qwen2.5-1.5b", "hardware": "aws-p4d.24xlarge", "global_batch": 16, "forbid": "offload,pp,tp"},
     {"model": "llama-3.1-8b", "hardware": "dgx-b200", "global_batch": 4, "forbid": "offload,pp,tp"},
-    {"model": "gpt2-medium", "hardware": "dgx-h100", "seq_len": 16384, "global_batch": 1, "forbid": "offload,pp,tp"},
+    {"model": "qwen2.5-0.5b", "hardware": "dgx-h100", "seq_len": 16384, "global_batch": 1, "forbid": "offload,pp,tp"},
 )
 """Small spaces; the last three are chosen from the second tier because cp waits, from the first with cp because nothing fits without
 it, and from one that cp alone belongs to because sequences are long."""

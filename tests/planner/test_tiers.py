@@ -76,7 +76,7 @@ def test_a_tier_may_still_be_found_with_cp() -> None:
 @pytest.mark.parametrize("asked", [{"seq_len": 16384, "global_batch": 1}, {"pin": "cp=8"}], ids=str)
 def test_cp_alone_is_no_ddp(asked: dict[str, Any]) -> None:
     """A single replica whose sequences are cut stands where DDP does, whole on every device, and is called by what it is."""
-    plan = recommend("gpt2-medium", "dgx-h100", **asked)
+    plan = recommend("qwen2.5-0.5b", "dgx-h100", **asked)
     assert (plan.mesh.data_parallel, plan.mesh.cp, plan.strategy.zero) == (1, 8, 0)
     assert (plan.decision.family, [reason.rule for reason in plan.reasons]) == ("cp", ["HF201"])
     assert not [other for other in plan.alternatives if other.family == "ddp" and "dp_" not in other.layout]
@@ -84,7 +84,7 @@ def test_cp_alone_is_no_ddp(asked: dict[str, Any]) -> None:
 
 def test_long_sequences_have_cp_at_once() -> None:
     """Above the threshold the first tier has cp although one with cp = 1 fits: the faster of the two is taken."""
-    asked: dict[str, Any] = {"model": "gpt2-medium", "hardware": "dgx-h100", "seq_len": 16384, "global_batch": 4}
+    asked: dict[str, Any] = {"model": "qwen2.5-0.5b", "hardware": "dgx-h100", "seq_len": 16384, "global_batch": 4}
     plan, whole = recommend(**asked), planned(**asked, pin="cp=1")
     assert is_preferred(plan)
     assert plan.mesh.cp > 1
