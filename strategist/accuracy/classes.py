@@ -56,7 +56,7 @@ _SCHEDULES: Words = (
 _TASKS: Words = ((r"qlora", "qlora"), (r"lora", "lora"))
 _OFFLOADS: Words = (
     (r"activation|partial", ""),
-    (r"^(?:no(?:ne)?|off|false|0|n/?a|-)\b|^-?$", "none"),
+    (r"^(?:no(?:ne)?|off|false|0|n/?a)\b|^-$", "none"),
     (r"nvme|infinity", "nvme"),
     (r"param|weight", "parameters"),
     (r"optim|adam|state", "optimizer"),
@@ -122,8 +122,8 @@ def offload_of(run: Run) -> str:
     """Which state rests in the host's memory, none where the row says nothing. Raises Unexpressed for words that name none that is known,
     and where the sharding is of a kind that offloads and nobody says what."""
     said, sharding = run.get("offload", ""), run.get("zero_stage_or_fsdp", "").lower()
-    found = _first(_OFFLOADS, said)
-    if found == "none" and not said and "offload" in sharding:
+    found = _first(_OFFLOADS, said) if said else "none"
+    if not said and "offload" in sharding:
         found = "optimizer" if re.search(r"zero[ _-]?offload", sharding) else ""
         said = sharding
     if not found:
@@ -150,4 +150,5 @@ def _recompute(said: str) -> str:
 
 
 def _first(words: Words, said: str) -> str:
-    return next((word for pattern, word in words if re.search(pattern, said.lower())), "")
+    low = said.lower()
+    return next((word for pattern, word in words if re.search(pattern, low)), "") if low else ""
