@@ -163,8 +163,10 @@ def frontends() -> tuple[str, ...]:
 
 
 def engine_of(frontend: str) -> str:
-    """What runs a job of that front end, as rules call it; `any` for no limits."""
-    return str(next(row["engine"] for row in rows("frontends") if row["name"] == frontend))
+    """What runs a job of that front end, as rules call it; `any` for no limits. Raises InputError CHOICE with the known names."""
+    known = {row["name"]: str(row["engine"]) for row in rows("frontends")}
+    require_known(frontend, known, f"There is no front end {frontend!r}.")
+    return known[frontend]
 
 
 def frameworks() -> tuple[str, ...]:

@@ -87,6 +87,14 @@ def test_a_sealed_plan_is_sound(tmp_path: Path) -> None:
     assert Path(path).read_text(encoding="utf-8") == plan_text(*SMALL)
 
 
+@pytest.mark.parametrize("frontend", ["", "megatrom"])
+def test_a_front_end_that_nobody_knows_is_refused(frontend: str, tmp_path: Path) -> None:
+    """Rules ask what runs a plan's job: check names the word that no catalogue row has."""
+    done = call("check", "--json", edited(tmp_path, lambda plan: plan["request"].update(frontend=frontend)))
+    assert (done.code, done.document["error"]["code"]) == (2, "E_CHOICE")
+    assert f"no front end {frontend!r}" in done.document["error"]["message"]
+
+
 def test_figures_of_another_layout_are_told(tmp_path: Path) -> None:
     """check prices the layout again: who edits the batch of a plan is told what it needs now, sealed or not."""
     path = plan_file(tmp_path)

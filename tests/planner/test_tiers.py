@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategist import NoPlanError, Plan, recommend
+from strategist.facts.models import load_model
 from strategist.planner.situation import threshold
 from tests.examples import examples
 
@@ -60,8 +61,9 @@ def test_no_tier_is_left_for_cp(asked: dict[str, Any]) -> None:
     st.sampled_from((2, 8, 96, 512)),
 )
 def test_no_tier_is_left_for_cp_anywhere(model: str, hardware: str, seq_len: int, batch: int) -> None:
-    """The same of drawn models, machines, lengths up to the threshold and batches."""
-    assert_cp_waits({"model": model, "hardware": hardware, "seq_len": seq_len, "global_batch": batch})
+    """The same of drawn models, machines, lengths up to the threshold and to learned positions, and batches."""
+    longest = load_model(model).learned_positions or seq_len
+    assert_cp_waits({"model": model, "hardware": hardware, "seq_len": min(seq_len, longest), "global_batch": batch})
 
 
 def test_a_tier_may_still_be_found_with_cp() -> None:
