@@ -66,7 +66,7 @@ def shape_from_neox(values: Mapping[str, Any], flag: str) -> ModelShape:
         config.integer("max_position_embeddings", high=MAX_TOKENS),
     )
     hidden, bias = config.integer("hidden_size", high=MAX_WIDTH), config.yes("use_bias_in_attn_linear")
-    act, pos = _chosen(config, "activation", PLAIN | GATED), _chosen(config, "pos_emb", POSITIONS)
+    act, pos = config.chosen("activation", PLAIN | GATED), config.chosen("pos_emb", POSITIONS)
     layers, window = (
         config.integer("num_layers", high=MAX_LAYERS),
         config.optional("sliding_window_width", high=MAX_TOKENS),
@@ -86,7 +86,7 @@ def shape_from_neox(values: Mapping[str, Any], flag: str) -> ModelShape:
         max_seq=max_seq,
         pos=pos,
         pos_rows=max_seq if pos == "learned" else 0,
-        norm=_chosen(config, "norm", NORMS),
+        norm=config.chosen("norm", NORMS),
         mlp_gated=config.word("activation") in GATED,
         mlp_act=act,
         mlp_bias=config.yes("use_bias_in_mlp"),
@@ -96,15 +96,6 @@ def shape_from_neox(values: Mapping[str, Any], flag: str) -> ModelShape:
     )
     named = replace(shape, name="gpt-neox", family="gpt-neox", source=f"GPT-NeoX's arguments given with {flag}")
     return of_bearable_size(named, flag)
-
-
-def _chosen(config: Config, name: str, known: Mapping[str, Any]) -> Any:
-    """What a word stands for; a problem where it is none of those that are known."""
-    word = config.word(name)
-    if word not in known:
-        rule, hint = f"is {shown(word)!r}, which is not read", f"Known: {', '.join(known)}."
-        config.refuse("CHOICE", name, rule, value=word, hint=hint)
-    return known.get(word, known[DEFAULTS[name]])
 
 
 def _check_layers(config: Config) -> None:

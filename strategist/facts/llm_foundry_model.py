@@ -55,7 +55,7 @@ def shape_from_mpt(values: Mapping[str, Any], flag: str, path: str) -> ModelShap
         attention.only(name, False)
     heads, max_seq = config.integer("n_heads", high=MAX_HEADS), config.integer("max_seq_len", high=MAX_TOKENS)
     hidden, has_biases = config.integer("d_model", high=MAX_WIDTH), not config.yes("no_bias")
-    norm, pos = _chosen(config, "norm_type", NORMS), _position(config, attention)
+    norm, pos = config.chosen("norm_type", NORMS), _position(config, attention)
     window = _window(attention)
     shape = checked_heads(
         config,
@@ -81,15 +81,6 @@ def shape_from_mpt(values: Mapping[str, Any], flag: str, path: str) -> ModelShap
     return of_bearable_size(named, flag)
 
 
-def _chosen(config: Config, name: str, known: Mapping[str, Any]) -> Any:
-    """What a word stands for; a problem where it is none of those that are known."""
-    word = config.word(name)
-    if word not in known:
-        rule, hint = f"is {shown(word)!r}, which is not read", f"Known: {', '.join(known)}."
-        config.refuse("CHOICE", name, rule, value=word, hint=hint)
-    return known.get(word, next(iter(known.values())))
-
-
 def _position(config: Config, attention: Config) -> Position:
     """ALiBi or rotation where attention has it; else learned ones, or none."""
     if attention.yes("alibi"):
@@ -101,7 +92,7 @@ def _position(config: Config, attention: Config) -> Position:
 
 def _kv_heads(attention: Config, heads: int) -> int:
     """Heads of keys and values: one for each of queries, one for all, or a number that only the third kind has."""
-    kind = _chosen(attention, "attn_type", {word: word for word in KINDS})
+    kind = attention.chosen("attn_type", {word: word for word in KINDS})
     if kind == "grouped_query_attention":
         return attention.integer("kv_n_heads", high=MAX_HEADS)
     return 1 if kind == "multiquery_attention" else heads
@@ -120,7 +111,7 @@ def _feed_forward(config: Config, hidden: int) -> dict[str, Any]:
     if word not in ("gelu", "silu", "relu", "quick_gelu"):
         ffn.refuse("CHOICE", "ffn_act_fn", f"is {shown(word)!r}, which is not read", value=word)
     return {
-        "mlp_gated": _chosen(ffn, "ffn_type", IS_GATED),
+        "mlp_gated": ffn.chosen("ffn_type", IS_GATED),
         "mlp_act": word,
         "ffn_hidden": ffn.optional("ffn_hidden_size", high=MAX_FFN) or _expanded(config, hidden),
     }

@@ -120,6 +120,14 @@ class Config:
         """A text; an absent one is the class's default, and empty where it has none."""
         return self._typed(key, str, "a text", "")
 
+    def chosen(self, key: str, known: Mapping[str, T]) -> T:
+        """What the word under `key` stands for; a problem, and what the class's default stands for, where it is none of those known."""
+        word = self.word(key)
+        if word not in known:
+            rule, hint = f"is {shown(word)!r}, which is not read", f"Known: {', '.join(known)}."
+            self.refuse("CHOICE", key, rule, value=word, hint=hint)
+        return known.get(word, known[self.class_defaults[key]])
+
     def only(self, key: str, value: object, why: str = "anything else changes what the layers are made of") -> None:
         """Accept `key` only when it, or the class's default where it is absent, is `value`: others change the layers."""
         found = self.values[key] if self.has(key) else self.class_defaults.get(key)
