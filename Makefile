@@ -48,7 +48,7 @@ check: $(VENV)/everything.stamp    ## lint, types, floors, fast tests: a minute 
 fast: $(VENV)/everything.stamp     ## fast tests only
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile=fast -m "not slow and not nightly"
 
-slow: $(VENV)/everything.stamp     ## tests that start processes or need torch
+slow: $(VENV)/everything.stamp     ## tests that start processes, need torch or try everything again
 	$(BIN)/python -m pytest -m slow
 
 nightly: $(VENV)/everything.stamp  ## every test, ten times the generated cases; writes benchmarks/results

@@ -176,6 +176,7 @@ def test_launches_wait_where_a_machine_hung_otherwise(nodes: int, network: str, 
     assert one.job.profile.launches_wait is waits
 
 
+@pytest.mark.slow
 def test_waiting_launches_cost_what_was_measured_beside_a_run_without() -> None:
     """On 80 GPUs, 512 sequences of the 200B model, BLOOM's team measured 97.20 TFLOPs, and 91.04 with CUDA_LAUNCH_BLOCKING=1: the
     predicted loss, from launches of another source, is within a fifth of theirs."""

@@ -35,6 +35,8 @@ from tests.oracle.stages import Layout, stage_kinds
 from tests.oracle.time import Time, mfu, model_FLOP, times_of
 from tests.strategies import CI, NIGHTLY, Draw, candidates, dense_shapes, jobs, layouts, machine, moe_shapes, trimmed
 
+pytestmark = pytest.mark.slow
+
 Case = tuple[Job, list[dict[str, Any]]]
 
 ONE = 1
@@ -315,7 +317,6 @@ def test_columns_equal_the_oracle(case: Case) -> None:
     _assert_same_time(case)
 
 
-@pytest.mark.slow
 @settings(CI, max_examples=cases_of(60))
 @given(adapted_cases())
 def test_columns_equal_the_oracle_beside_adapters(case: Case) -> None:
@@ -368,7 +369,6 @@ def test_muon_equals_the_oracle(case: Case) -> None:
     _assert_same_stages(case)
 
 
-@pytest.mark.slow
 @settings(CI, max_examples=cases_of(20), suppress_health_check=[HealthCheck.filter_too_much])
 @given(cases_in_groups())
 def test_hierarchical_context_parallelism_equals_the_oracle(case: Case) -> None:
@@ -525,7 +525,6 @@ IN_PAIRS: tuple[Layout, ...] = tuple(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(("model", "vocab"), [("gpt2-medium", 50257), ("llama-3.1-8b", 128256), ("qwen3-8b", 3072)])
 def test_a_v_equals_the_oracle(model: str, vocab: int, precision: str) -> None:
@@ -541,7 +540,6 @@ def test_a_v_equals_the_oracle(model: str, vocab: int, precision: str) -> None:
         _assert_same_time((job, [layout]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
 @pytest.mark.parametrize("model", ["gpt2-medium", "llama-3.2-1b", "qwen3-8b", "olmo-1b"])
 def test_backward_in_two_parts_equals_the_oracle(model: str, precision: str) -> None:

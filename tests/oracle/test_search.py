@@ -24,6 +24,8 @@ from tests.oracle.stages import Layout, depths
 from tests.oracle.time import time_of
 from tests.strategies import machine, trimmed
 
+pytestmark = pytest.mark.slow
+
 
 def ask(model: str, cluster: Cluster, seq_len: int, global_batch: int, precision: str = "bf16") -> Job:
     """A question in one line."""
@@ -131,38 +133,13 @@ def _assert_search_is_brute_force(job: Job, legal: Sequence[Layout], **asked: tu
         assert (chosen[1], abs(chosen[2] - simplest[1]) <= ROUNDING_NS) == (simplest[0], True)
 
 
-LONG = (
-    "olmoe-1b-7b dgx-h100 2 2048 2 bf16",
-    "qwen2.5-7b oci-bm.gpu.l40s.4 0 2048 1 bf16",
-    "llama-3.1-8b ws-4x-4090 0 1000 2 bf16",
-    "mamba-130m ws-4x-4090 0 1000 2 bf16",
-    "gpt2 dgx-h100 6 1000 6 bf16",
-    "gpt2 ws-4x-4090:2 0 1024 4 bf16",
-    "pythia-1b aws-p4d.24xlarge 6 2048 3 bf16",
-    "qwen2.5-7b dgx-h100 0 1000 2 bf16",
-    "mixtral-8x7b dgx-h100 4 1024 2 bf16",
-    "t5-large dgx-h100 0 512 8 bf16",
-    "vit-l-16 dgx-h100 0 197 2 bf16",
-    "llama-2-7b dgx-gb200-nvl72-tray:2 0 1024 2 bf16",
-    "llama-3.1-405b ws-4x-4090:4 0 4096 4 bf16",
-    "llama-2-7b dgx-h100:2 0 4096 16 bf16",
-)
-"""Those of SMALL and SIXTEEN that take more than three quarters of a second each."""
-
-
-def _daily(questions: tuple[str, ...]) -> list[Any]:
-    """The questions, long ones for the ci suite."""
-    return [pytest.param(words, marks=pytest.mark.slow) if words in LONG else words for words in questions]
-
-
-@pytest.mark.parametrize("words", _daily(SMALL))
+@pytest.mark.parametrize("words", SMALL)
 def test_search_equals_brute_force(words: str) -> None:
     """The legal layouts, the number that fits and the best step time are those of a search that tries everything."""
     job = question_of(words)
     _assert_search_is_brute_force(job, enumerate_layouts(job))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", ["llama-3.2-1b aws-p4d.24xlarge:2 2 4096 1 bf16", "pythia-160m ws-4x-4090 0 4096 1 fp16"]
 )
@@ -179,10 +156,10 @@ def test_search_for_hierarchical_context_parallelism_equals_brute_force(words: s
     [
         ("llama-2-7b ws-2x-4090 0 4096 4 bf16", 8, "recompute_by_stage"),
         ("llama-2-7b ws-2x-4090 0 4096 4 bf16", 8, "recompute_layers"),
-        pytest.param("llama-2-7b ws-4x-4090 0 4096 8 bf16", 6, "recompute_layers", marks=pytest.mark.slow),
-        pytest.param("llama-2-7b ws-4x-4090 0 4096 8 bf16", 7, "recompute_by_stage", marks=pytest.mark.slow),
+        ("llama-2-7b ws-4x-4090 0 4096 8 bf16", 6, "recompute_layers"),
+        ("llama-2-7b ws-4x-4090 0 4096 8 bf16", 7, "recompute_by_stage"),
         ("llama-2-7b ws-2x-4090 0 4096 4 bf16", 6, "balanced_stages"),
-        pytest.param("llama-2-7b ws-4x-4090 0 4096 8 bf16", 7, "balanced_stages", marks=pytest.mark.slow),
+        ("llama-2-7b ws-4x-4090 0 4096 8 bf16", 7, "balanced_stages"),
         pytest.param("olmoe-1b-7b ws-4x-4090 0 4096 16 bf16", 5, "balanced_stages", marks=pytest.mark.nightly),
         pytest.param("olmoe-1b-7b ws-4x-4090 0 4096 16 bf16", 5, "recompute_by_stage", marks=pytest.mark.nightly),
     ],
@@ -198,7 +175,7 @@ def test_layers_that_run_again_equal_brute_force(words: str, layers: int, also: 
     _assert_search_is_brute_force(job, left, also=(also,), forbids=forbids)
 
 
-@pytest.mark.parametrize("words", _daily(SIXTEEN))
+@pytest.mark.parametrize("words", SIXTEEN)
 def test_legal_layouts_of_sixteen_devices_equal_brute_force(words: str) -> None:
     """What a search on several nodes looks at is exactly what is legal and not collapsed."""
     job = question_of(words)
@@ -231,7 +208,6 @@ EVERY: dict[str, set[Any]] = {
 SIZES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "virtual_stages", "micro_batch", "accumulation")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [

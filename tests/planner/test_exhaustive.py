@@ -60,6 +60,7 @@ SPACES: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_brute_force_enumerates_the_same_layouts(space: dict[str, Any]) -> None:
     """Throwing away what means nothing leaves exactly the layouts that are built, each once."""
@@ -119,14 +120,12 @@ def certified(question: dict[str, Any]) -> Plan:
     return recommend(**question, certificate=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "question",
     [
         *QUESTIONS,
-        *(
-            pytest.param(larger, marks=pytest.mark.nightly if larger in BY_NIGHT else pytest.mark.slow)
-            for larger in LARGER
-        ),
+        *(pytest.param(larger, marks=pytest.mark.nightly) if larger in BY_NIGHT else larger for larger in LARGER),
     ],
     ids=str,
 )

@@ -13,6 +13,8 @@ from strategist import Plan, recommend
 from strategist.units import format_seconds
 from tests.cli.harness import call
 
+pytestmark = pytest.mark.slow
+
 FORMS: tuple[dict[str, str], ...] = (
     {"--model": "gpt2", "--gpu": "rtx-4090", "--gpus-per-node": "4", "--nodes": "1", "--intra-bw": "2GB/s", "--global-batch": "8"},
     {"--model": "gpt2", "--gpu": "rtx-4090", "--gpus-per-node": "6", "--nodes": "2", "--inter-bw": "10Gb/s"},

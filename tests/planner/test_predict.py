@@ -32,6 +32,7 @@ def judged(strategy: str, **fields: Any) -> Prediction:
     return predict(MODEL, MACHINES, strategy=strategy, **({"global_batch": 64} | fields))
 
 
+@pytest.mark.slow
 def test_a_step_of_years_is_refused_and_not_wrapped_around() -> None:
     """A step whose nanoseconds are more than 64 bits hold is refused as too long, and no memory whose bytes are more fits; over the
     slowest links that are taken times are positive and as their terms add up."""

@@ -59,6 +59,7 @@ def test_leaves_are_reached(rule: str, model: str, machines: str, workload: dict
     assert not better & {alternative.family for alternative in plan.alternatives if alternative.fits}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "model", "machines", "workload", "family"), LEAVES)
 def test_both_policies_are_recorded(
     rule: str, model: str, machines: str, workload: dict[str, Any], family: str
@@ -81,6 +82,7 @@ def test_policies_differ_somewhere() -> None:
     assert plan.decision.other_family != plan.decision.family
 
 
+@pytest.mark.slow
 def test_more_memory_on_a_slow_network_is_never_slower() -> None:
     """Beside the border between short and enough memory, and beyond it, a plan for larger devices takes no longer."""
     steps = []
@@ -93,6 +95,7 @@ def test_more_memory_on_a_slow_network_is_never_slower() -> None:
     assert all(before >= after for (_, before), (_, after) in pairwise(steps))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "machines"),
     [
@@ -137,6 +140,7 @@ def test_experts_apart_need_no_pieces() -> None:
     assert plan.mesh.ep > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "model", "machines"),
     [
