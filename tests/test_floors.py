@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 """Rooms from the ground up; those on one floor never import each other."""
 
-GROUND = ("errors", "units", "columns", "records", "reading")
+GROUND = ("errors", "units", "columns", "records", "reading", "writing")
 """Below the rooms; these may use each other."""
 
 ROOF = ("fields", "frontend", "ask", "sizing", "sweep", "verify", "api", "judging", "cli", "__main__", "")

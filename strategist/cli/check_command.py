@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strategist.cli.arguments import Command, Namespace, Positional
-from strategist.cli.files import write_file
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import Progress, show_document, show_lines, width
 from strategist.document.load import load_plan
@@ -14,6 +13,7 @@ from strategist.errors import StaleError
 from strategist.planner.check import require_sound
 from strategist.reports.lines import Line, wrapped
 from strategist.units import format_gib, format_seconds
+from strategist.writing import write_file
 
 if TYPE_CHECKING:
     from strategist.document.plan import Plan

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 
 from strategist.cli.arguments import Command, Namespace, Positional
-from strategist.cli.files import check_target, write_file
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import show_document, show_lines, show_text, width
 from strategist.document.load import load_plan
@@ -18,6 +17,7 @@ from strategist.emitters.releases import releases_needed
 from strategist.emitters.zero_plus_plus import changes, checked_words
 from strategist.errors import InputError, shown
 from strategist.reports.lines import table
+from strategist.writing import check_target, write_file
 
 FLAGS = (
     Flag("--to", "the target; without it that of the plan's front end", "NAME"),

@@ -1,82 +1,14 @@
-"""Writing files whole or not at all."""
+"""Where answers of commands go: the file of `--out`, the terminal, or both."""
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategist.cli.arguments import Namespace
 from strategist.cli.output import note, show_document, show_lines
-from strategist.errors import InputError, InternalError, is_hostile, shown
 from strategist.reports.lines import Line
-
-MAX_NAME = 255
-
-
-def check_target(path: str, flag: str, *, force: bool) -> None:
-    """Refuse a target before any work is done. Raises InputError CONTROL_CHAR, EMPTY, NAME_TOO_LONG, FILE_NOT_FOUND,
-    NOT_A_FILE, EXISTS."""
-    if any(is_hostile(c) for c in path):
-        raise InputError(
-            "CONTROL_CHAR", f"{flag} contains a control character.", flag=flag, value=path, hint="Choose a plain name."
-        )
-    if not path.strip():
-        raise InputError("EMPTY", f"{flag} is empty.", flag=flag, value=path, hint="Example: plan.json.")
-    if len(os.path.basename(path).encode()) > MAX_NAME:
-        raise InputError(
-            "NAME_TOO_LONG",
-            f"{flag}: the file name has more than {MAX_NAME} bytes.",
-            flag=flag,
-            value=path,
-            hint="Shorten it.",
-        )
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise InputError(
-            "FILE_NOT_FOUND",
-            f"{flag}: the folder {shown(folder)} does not exist.",
-            flag=flag,
-            value=path,
-            hint="Make it first.",
-        )
-    if os.path.isdir(path):
-        raise InputError(
-            "NOT_A_FILE", f"{flag}: {shown(path)} is a folder.", flag=flag, value=path, hint="Name a file inside it."
-        )
-    if os.path.lexists(path) and not force:
-        raise InputError(
-            "EXISTS",
-            f"{flag}: {shown(path)} exists; it was not touched.",
-            flag=flag,
-            value=path,
-            hint="Choose another name or add --force.",
-        )
-
-
-def write_file(path: str, text: str, flag: str, *, force: bool = False, mode: int = 0o644) -> None:
-    """Write a file through a temporary one beside it, so that a reader never sees a part and a failure leaves nothing.
-
-    Raises what `check_target` raises, and InternalError IO when the machine refuses.
-    """
-    check_target(path, flag, force=force)
-    import tempfile  # pulls in compression libraries that no other path needs
-
-    temporary = ""
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".strategist-")
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        _publish(temporary, path, force=force)
-    except OSError as problem:
-        raise _io_error(problem, path, flag) from None
-    finally:
-        if temporary and os.path.lexists(temporary):
-            os.unlink(temporary)
+from strategist.writing import check_target, write_file
 
 
 def check_out(options: Namespace) -> None:
@@ -102,37 +34,3 @@ def write_document(document: Any, options: Namespace) -> None:
 
     write_file(options.out, dump(document), "--out", force=options.force)
     note(f"wrote {options.out}", quiet=options.quiet or options.json)
-
-
-def _publish(temporary: str, path: str, *, force: bool) -> None:
-    """Give the finished file its name; without `force` an existing one wins even if it appeared meanwhile."""
-    if force:
-        os.replace(temporary, path)
-    else:
-        os.link(temporary, path)
-
-
-def _io_error(problem: OSError, path: str, flag: str) -> InputError | InternalError:
-    if problem.errno == errno.EEXIST:
-        return InputError(
-            "EXISTS",
-            f"{flag}: {shown(path)} exists; it was not touched.",
-            flag=flag,
-            value=path,
-            hint="Choose another name or add --force.",
-        )
-    if problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return InputError(
-            "PERMISSION",
-            f"{flag}: {shown(path)} may not be written.",
-            flag=flag,
-            value=path,
-            hint="Choose another folder.",
-        )
-    return InternalError(
-        "IO",
-        f"{flag}: {shown(path)} could not be written: {problem.strerror}.",
-        flag=flag,
-        value=path,
-        hint="Nothing was left behind; free space or choose another folder.",
-    )

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Sequence
 
 from strategist.cli.arguments import Command, Namespace, Positional
-from strategist.cli.files import check_target
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.launching import ACCEPT, WATCHING, limits, train_in, whole_number
 from strategist.cli.output import note, show_document
@@ -22,6 +21,7 @@ from strategist.runs.job import DEFAULT_KEEP, JobRecord
 from strategist.runs.lock import locked
 from strategist.runs.observing import LEAST_STEPS
 from strategist.runs.supervise import Launch, supervise
+from strategist.writing import check_target
 
 DEFAULT_STEPS = 20
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from strategist.cli.arguments import Command, Namespace
-from strategist.cli.files import write_file
 from strategist.cli.flags import COMMON, HARDWARE, Flag
 from strategist.cli.output import note, show_document, show_lines, width
 from strategist.reports.lines import hung
+from strategist.writing import write_file
 
 FLAGS = (
     *HARDWARE,

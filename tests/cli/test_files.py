@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from strategist.cli import files
-from strategist.cli.files import write_file
+from strategist import writing
 from strategist.errors import InputError, InternalError
+from strategist.writing import write_file
 from tests.cli.harness import PROGRAM, SMALL, Outcome, call, environment, plan_file, plan_text
 
 
@@ -64,13 +64,13 @@ def test_a_link_is_an_existing_file(tmp_path: Path) -> None:
 def test_a_file_that_appears_meanwhile_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the check and the last step somebody else writes the file: theirs stays, ours leaves nothing."""
     path = tmp_path / "p.json"
-    publish = files._publish
+    publish = writing._publish
 
     def late(temporary: str, target: str, *, force: bool) -> None:
         path.write_text("theirs", encoding="utf-8")
         publish(temporary, target, force=force)
 
-    monkeypatch.setattr(files, "_publish", late)
+    monkeypatch.setattr(writing, "_publish", late)
     with pytest.raises(InputError, match="exists"):
         write_file(str(path), "ours", "--out")
     assert os.listdir(tmp_path) == ["p.json"]
