@@ -16,6 +16,10 @@ from strategist.records import replace
 REMOTE_CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code", "_attn_implementation_internal")
 """Keys by which a configuration can name code to be run. They are never followed."""
 
+LAYER_BY_LAYER = ("gemma4_text",)
+"""Types whose reader knows `per_layer_config`, by which transformers 5 gives single layers other sizes than the file says
+(configuration_utils.py). To others it would be a silent error."""
+
 
 def shape_from_config(config: Mapping[str, Any], flag: str = "--model-config") -> ModelShape:
     """The shape that a configuration describes: the language tower of composite ones.
@@ -29,6 +33,9 @@ def shape_from_config(config: Mapping[str, Any], flag: str = "--model-config") -
     top = Config(config, flag)
     tower, model_type = _described(top)
     read = _reader(tower, model_type)
+    if model_type not in LAYER_BY_LAYER and tower.values.get("per_layer_config"):
+        tower.refuse("CHOICE", "per_layer_config", "gives layers sizes of their own, which cannot be read for this model_type")  # fmt: skip
+        tower.settle()
     shape = read(tower)
     top.settle()
     named = replace(

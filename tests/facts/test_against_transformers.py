@@ -5,12 +5,14 @@ transformers is an independent oracle here and no dependency of the package.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
 import pytest
 
 from strategist.catalog import rows
+from strategist.errors import InputError
 from strategist.facts.layers import build_layer
 from strategist.facts.model import layer_sequence
 from strategist.facts.model_config import shape_from_config
@@ -128,6 +130,44 @@ def test_counts_equal_transformers(model_type: str) -> None:
         layers = [build_layer(shape, kind).parameters for kind in layer_sequence(shape)]
         blocks = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == len(layers))
         assert [sum(weight.numel() for weight in block.parameters()) for block in blocks] == layers, values
+
+
+WRITTEN_ONLY = {
+    "architectures", "dtype", "id2label", "label2id", "problem_type", "transformers_version", "chunk_size_feed_forward",
+    "is_encoder_decoder", "output_attentions", "output_hidden_states", "return_dict", "_name_or_path", "model_type",
+}  # fmt: skip
+"""Keys that every configuration has and that change no weight."""
+
+
+def changed(value: object) -> list[Any]:
+    """Other values that somebody's file may have for a key; a null above all."""
+    if isinstance(value, bool):
+        return [None, not value]
+    return [None, 2 * value or 2] if isinstance(value, int) else [1, 16] if value is None else [None]
+
+
+@pytest.mark.parametrize("model_type", VARIANTS)
+def test_no_key_is_read_wrong(model_type: str) -> None:
+    """Every key of a configuration set to null, or to another value: what the class can build from it we count as it does, or
+    refuse. Both as somebody wrote it and as the class writes it."""
+    import torch
+    import transformers
+
+    kind = transformers.CONFIG_MAPPING[SAME_CLASS.get(model_type, model_type)]
+    first = drawn(model_type, 0)
+    for key, value in kind(**first).to_dict().items():
+        for other in [] if key in WRITTEN_ONLY or isinstance(value, (dict, float)) else changed(value):
+            try:
+                settings = kind(**{**first, key: other})
+                with torch.device("meta"):
+                    model = transformers.AutoModelForCausalLM.from_config(settings)
+            except Exception:  # noqa: BLE001 - whatever the class refuses is no model
+                continue
+            model.tie_weights()
+            total = sum(weight.numel() for weight in model.parameters())
+            for written in ({**first, key: other}, settings.to_dict()):
+                with contextlib.suppress(InputError):
+                    assert count(shape_from_config({**written, "model_type": model_type})).total == total, (key, other)
 
 
 def test_class_defaults_equal_transformers() -> None:

@@ -61,6 +61,60 @@ def test_published_bloom_says_its_width_in_a_word_of_its_own() -> None:
     assert shape_from_config({**said, "hidden_size": 64}).hidden == bloom.hidden
 
 
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 128, "max_position_embeddings": 64, "num_hidden_layers": 4}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said", "total"),
+    [
+        ("seed_oss", {"head_dim": None}, 132160),
+        ("ernie4_5", {"num_key_value_heads": None, "head_dim": 8}, 148032),
+        ("smollm3", {"num_key_value_heads": None}, 148032),
+    ],
+)
+def test_a_null_is_no_default(model_type: str, said: dict[str, Any], total: int) -> None:
+    """transformers 5.23.0 takes a null for what it is, heads of hidden / heads and a key-value head for each, not for the class's
+    default, which stands for keys that are absent."""
+    values = {**SMALL, "model_type": model_type, "tie_word_embeddings": True, **said}
+    nulls = count(shape_from_config(values)).total
+    without = {key: value for key, value in values.items() if value is not None}
+    assert nulls != count(shape_from_config(without)).total
+    assert nulls == total
+
+
+def test_two_names_of_one_fact_must_agree() -> None:
+    """transformers takes the one or the other, so that either count may be wrong."""
+    values = {**SMALL, "model_type": "mixtral", "num_local_experts": 8, "num_experts": 16, "num_experts_per_tok": 2}
+    assert refused(values).code == "CONFLICT"
+    assert shape_from_config({**values, "num_experts": 8}).moe is not None
+
+
+GEMMA_4 = {**SMALL, "model_type": "gemma4_text", "head_dim": 16, "hidden_size_per_layer_input": 0}
+
+
+def test_sizes_of_single_layers_are_read_or_refused() -> None:
+    """transformers 5 writes Gemma 4's wider heads layer by layer; of other types nobody knows what such a list makes."""
+    wide = {"per_layer_config": {"3": {"head_dim": 32}}}
+    anew = shape_from_config({**GEMMA_4, **wide})
+    assert count(anew) == count(shape_from_config({**GEMMA_4, "global_head_dim": 32}))
+    assert refused({**GEMMA_4, "per_layer_config": {"2": {"head_dim": 32}}}).code == "CHOICE"
+    assert refused({**SMALL, "model_type": "llama", **wide}).flag == "$.per_layer_config"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said"),
+    [
+        ("helium", {"head_dim": 16}),
+        ("bamba", {"mamba_conv_bias": None}),
+        ("bert", {"tie_word_embeddings": False}),
+        ("modernbert", {"tie_word_embeddings": False}),
+    ],
+)
+def test_what_the_class_builds_otherwise_is_refused(model_type: str, said: dict[str, Any]) -> None:
+    """Heads that do not fill Helium's width, convolutions without a bias, heads that share no table."""
+    assert refused({**SMALL, "model_type": model_type, **said}).code == "CHOICE"
+
+
 def test_all_47_configurations_are_there() -> None:
     """The test data hold 47 configurations, nine odd ones among them."""
     assert len(EXPECTED) == 47

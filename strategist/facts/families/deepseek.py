@@ -45,7 +45,7 @@ def _glm4_moe_lite(config: Config) -> ModelShape:
     """Latent attention; whatever the file says, only the first layer is dense unless `mlp_layer_types` is there."""
     config.only("first_k_dense_replace", 1)
     _only_uniform(config, "mlp_layer_types")
-    return _latent(config)
+    return _latent(config.saying(first_k_dense_replace=1))
 
 
 def _latent(config: Config) -> ModelShape:

@@ -16,6 +16,7 @@ def _t5(config: Config) -> ModelShape:
     projection = config.word("feed_forward_proj")
     if projection not in _T5_ACTS:
         config.refuse("CHOICE", "feed_forward_proj", "is not known", value=projection, hint=f"Known: {', '.join(_T5_ACTS)}.")  # fmt: skip
+    config.only("is_gated_act", projection.startswith("gated"), "it must say what feed_forward_proj says")
     buckets = config.optional("relative_attention_num_buckets", high=MAX_TOKENS) or 0
     return checked_heads(
         config,
@@ -68,6 +69,7 @@ def _two_towers(config: Config, **facts: Any) -> ModelShape:
 
 
 def _bart(config: Config) -> ModelShape:
+    config.only("tie_word_embeddings", True)
     positions = config.integer("max_position_embeddings", high=MAX_TOKENS)
     rows = positions + 2  # both tables start two rows late
     return _two_towers(

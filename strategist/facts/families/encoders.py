@@ -11,6 +11,7 @@ from strategist.records import replace
 def _bert(config: Config) -> ModelShape:
     config.only("add_cross_attention", False)
     config.only("is_decoder", False)
+    config.only("tie_word_embeddings", True)
     heads = config.integer("num_attention_heads", high=MAX_HEADS)
     positions = config.integer("max_position_embeddings", high=MAX_TOKENS)
     token_types = config.optional("type_vocab_size", high=MAX_VOCAB, low=0) or 0
@@ -62,6 +63,7 @@ def _modernbert(config: Config) -> ModelShape:
     """Alternating attention; the first layer lacks its attention norm; dense, norm and bias of the masked-language head."""
     for key in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"):
         config.only(key, False)
+    config.only("tie_word_embeddings", True)
     shape = decoder(
         config,
         kind="encoder",

@@ -137,6 +137,7 @@ def _opt(config: Config) -> ModelShape:
 def _bloom(config: Config) -> ModelShape:
     """Published files call the width `n_embed`, which wins where both stand (configuration_bloom.py, __post_init__)."""
     width = "n_embed" if config.has("n_embed") else "hidden_size"
+    config = config.saying(hidden_size=config.values.get(width))
     seq = config.optional("seq_length", high=MAX_TOKENS) or config.default("seq_length", 2048)
     return _own_keys(
         config, width, "n_layer", "n_head", pos="alibi", max_seq=seq, embed_norm=True, mlp_act="gelu", **_BIASED

@@ -77,7 +77,13 @@ def _hunyuan(config: Config) -> ModelShape:
 
 
 def _helium(config: Config) -> ModelShape:
-    return decoder(config, qkv_bias=config.yes("attention_bias"), mlp_bias=config.yes("mlp_bias"))
+    """Helium: its output matrix is as wide as the model on both sides, so that its heads together must be too."""
+    shape = decoder(config, qkv_bias=config.yes("attention_bias"), mlp_bias=config.yes("mlp_bias"))
+    if shape.heads * shape.head_dim != shape.hidden:
+        rule = f"is {shape.head_dim}; {shape.heads} heads of it must be as wide as hidden_size ({shape.hidden})"
+        config.refuse("CHOICE", "head_dim", rule, value=shape.head_dim)
+    config.settle()
+    return shape
 
 
 def _stablelm(config: Config) -> ModelShape:

@@ -111,10 +111,7 @@ def _uniform(config: Config, *keys: str) -> Config:
             config.refuse("CHOICE", key, "differs between layers; only one number for all layers can be read")
     config.settle()
     found = {key: values[0] for key, values in lists.items() if values}
-    return Config(
-        {**config.values, **found}, config.flag, path=config.path, ledger=config.ledger,
-        class_defaults=config.class_defaults, nested=config.nested,
-    )  # fmt: skip
+    return config.saying(**found)
 
 
 def _grok(config: Config) -> ModelShape:

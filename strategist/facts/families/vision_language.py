@@ -67,5 +67,4 @@ def _with_tying(config: Config, tower: Config, wrapper: Wrapper) -> Config:
     deciding = {"top": (config,), "text": (tower,), "either": (config, tower)}[wrapper.ties]
     said = [level.yes("tie_word_embeddings") for level in deciding if level.has("tie_word_embeddings")]
     tied = any(said) if said else deciding[0].default("tie_word_embeddings", wrapper.tied)
-    values = {**tower.values, "tie_word_embeddings": tied}
-    return Config(values, tower.flag, path=tower.path, ledger=tower.ledger, class_defaults=tower.class_defaults, nested=tower.nested)  # fmt: skip
+    return tower.saying(tie_word_embeddings=tied)
