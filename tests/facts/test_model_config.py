@@ -115,6 +115,54 @@ def test_what_the_class_builds_otherwise_is_refused(model_type: str, said: dict[
     assert refused({**SMALL, "model_type": model_type, **said}).code == "CHOICE"
 
 
+OWN_CODE = {
+    "internlm2": ({"bias": False, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 92544, "max_position_embeddings": 32768, "hidden_act": "silu"}, 7_737_708_544),
+    "exaone": ({"activation_function": "silu", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "num_layers": 32, "vocab_size": 102400, "max_position_embeddings": 32768, "tie_word_embeddings": False}, 7_818_448_896),
+    "baichuan": ({"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 125696, "max_position_embeddings": 4096, "model_max_length": 4096}, 7_505_973_248),
+    "chatglm": ({"num_layers": 28, "hidden_size": 4096, "ffn_hidden_size": 13696, "num_attention_heads": 32, "kv_channels": 128, "multi_query_attention": True, "multi_query_group_num": 2, "padded_vocab_size": 65024, "seq_length": 8192, "add_qkv_bias": True, "add_bias_linear": False, "rmsnorm": True, "post_layer_norm": True, "tie_word_embeddings": False, "vocab_size": 65024}, 6_243_584_000),
+    "qwen": ({"hidden_size": 4096, "intermediate_size": 22016, "num_attention_heads": 32, "num_hidden_layers": 32, "kv_channels": 128, "max_position_embeddings": 32768, "seq_length": 8192, "no_bias": True, "vocab_size": 151936, "tie_word_embeddings": False}, 7_721_324_544),
+}  # fmt: skip
+"""Published configurations of InternLM2 7B, EXAONE 3.5 7.8B, Baichuan2 7B, ChatGLM3 6B, Qwen 7B, and the weights of their checkpoints
+(metadata.total_size of model.safetensors.index.json or pytorch_model.bin.index.json, in bf16: two bytes each)."""
+
+
+@pytest.mark.parametrize("model_type", OWN_CODE)
+def test_types_with_code_of_their_own_count_what_was_published(model_type: str) -> None:
+    """Read by their keys alone; what only that code knows is never run."""
+    values, total = OWN_CODE[model_type]
+    shape = shape_from_config({**values, "model_type": model_type, "auto_map": {"AutoModelForCausalLM": "modeling.X"}})
+    assert count(shape).total == total
+    assert any(note.startswith("W_REMOTE_CODE_IGNORED") for note in shape.notes)
+
+
+def test_a_type_whose_models_differ_in_tying_must_say_it() -> None:
+    """EXAONE 3.5 2.4B shares its table, the 7.8B does not."""
+    values = {key: value for key, value in OWN_CODE["exaone"][0].items() if key != "tie_word_embeddings"}
+    assert refused({**values, "model_type": "exaone"}).flag == "$.tie_word_embeddings"
+
+
+def test_baichuan_13b_has_no_angles() -> None:
+    """Its file names a length and no positions (alibi)."""
+    values = {key: value for key, value in OWN_CODE["baichuan"][0].items() if key != "max_position_embeddings"}
+    assert shape_from_config({**values, "model_type": "baichuan"}).pos == "alibi"
+
+
+DEBERTA_V3_BASE = {
+    "model_type": "deberta-v2", "hidden_act": "gelu", "hidden_size": 768, "intermediate_size": 3072, "max_position_embeddings": 512,
+    "relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p",
+    "max_relative_positions": -1, "position_biased_input": False, "num_attention_heads": 12, "num_hidden_layers": 12,
+    "type_vocab_size": 0, "vocab_size": 128100,
+}  # fmt: skip
+
+
+def test_deberta_v3_base_counts_its_card() -> None:
+    """184 million (DebertaV2Model of transformers 5.23.0 has 183,831,552), 98 of them in the table of tokens."""
+    shape = shape_from_config(DEBERTA_V3_BASE)
+    assert count(shape).total == 183_831_552
+    assert round(count(shape).embedding / 1e6) == 98
+    assert any("disentangled" in note for note in shape.notes)
+
+
 def test_all_47_configurations_are_there() -> None:
     """The test data hold 47 configurations, nine odd ones among them."""
     assert len(EXPECTED) == 47

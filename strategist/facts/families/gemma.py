@@ -25,6 +25,10 @@ def _gemma2(config: Config) -> ModelShape:
     return _sliding(config, 2)
 
 
+def _vaultgemma(config: Config) -> ModelShape:
+    return slides_but_every(config, _gemma(config), 2)
+
+
 def _gemma3(config: Config) -> ModelShape:
     period = config.optional("sliding_window_pattern", high=MAX_LAYERS) or 6
     return replace(_sliding(config, period), qk_norm="head")
@@ -90,4 +94,7 @@ def _with_parallel_experts(config: Config, shape: ModelShape) -> ModelShape:
     return with_experts(config, wider, moe, [True] * shape.layers)
 
 
-FAMILY = Family("gemma", {"gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3, "gemma4_text": _gemma4})
+FAMILY = Family(
+    "gemma",
+    {"gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3, "gemma4_text": _gemma4, "vaultgemma": _vaultgemma},
+)

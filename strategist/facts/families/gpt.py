@@ -199,6 +199,7 @@ FAMILY = Family(
         "gpt_bigcode": _gpt_bigcode,
         "gpt_neo": _gpt_neo,
         "gptj": _gptj,
+        "codegen": _gptj,
         "gpt_neox": _gpt_neox,
         "opt": _opt,
         "bloom": _bloom,

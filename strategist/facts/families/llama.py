@@ -118,6 +118,23 @@ def _starcoder2(config: Config) -> ModelShape:
     return slides_everywhere(config, shape)
 
 
+def _cwm(config: Config) -> ModelShape:
+    """CWM: the first of every four layers attends to everything."""
+    shape = replace(_llama(config), window=window_of(config))
+    return with_layer_types(config, shape, [i % 4 != 0 for i in range(shape.layers)])
+
+
+def _hyperclovax(config: Config) -> ModelShape:
+    return replace(_llama(config), norms_per_layer=4 if config.yes("use_post_norm") else 2)
+
+
+def _internlm3(config: Config) -> ModelShape:
+    """InternLM3, whose published files call its biases `qkv_bias` (of the whole attention) and `bias`."""
+    bias = config.yes("qkv_bias" if config.has("qkv_bias") else "attention_bias")
+    mlp = config.yes("bias" if config.has("bias") else "mlp_bias")
+    return decoder(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp)
+
+
 FAMILY = Family(
     "llama",
     {
@@ -144,5 +161,10 @@ FAMILY = Family(
         "cohere": _cohere,
         "nemotron": _nemotron,
         "starcoder2": _starcoder2,
+        "cwm": _cwm,
+        "hyperclovax": _hyperclovax,
+        "internlm3": _internlm3,
+        "iquestcoder": _llama,
+        "jais2": _nemotron,
     },
 )
