@@ -6,6 +6,7 @@ transformers is an independent oracle here and no dependency of the package.
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from strategist.catalog import rows
 from strategist.errors import InputError
+from strategist.facts.families.vision_language import WRAPPERS
 from strategist.facts.layers import build_layer
 from strategist.facts.model import layer_sequence
 from strategist.facts.model_config import shape_from_config
@@ -150,6 +152,15 @@ OTHERS: dict[str, tuple[tuple[str, ...], dict[str, Any], list[dict[str, Any]]]] 
 }  # fmt: skip
 """Encoders and encoder-decoders: the classes that put different heads on them, a small configuration, and changes of it."""
 
+FITTING: dict[str, dict[str, Any]] = {
+    "gemma4": {"hidden_size_per_layer_input": 0},
+    "glm4v_moe": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 16},
+}
+VISION: dict[str, dict[str, Any]] = {
+    "aya_vision": {"vision_config": {"model_type": "siglip_vision_model", "num_attention_heads": 16}},
+}
+"""What the text and vision parts of a composite need to be built."""
+
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 """Types whose files name another type's architecture: Kimi-K2's says DeepseekV3ForCausalLM."""
 
@@ -203,6 +214,41 @@ def test_encoders_count_what_their_heads_have(model_type: str) -> None:
         for written in (base | change, settings.to_dict()):
             with contextlib.suppress(*([InputError] if change is not changes[0] else [])):
                 assert count(shape_from_config(written | named)).total == total, (head, change)
+
+
+OWN_CODE = {"internvl_chat", "kimi_vl"}
+"""Composite types that transformers has no class for."""
+
+
+@pytest.mark.parametrize("model_type", sorted(set(WRAPPERS) - OWN_CODE))
+def test_language_towers_share_their_table_where_transformers_does(model_type: str) -> None:
+    """The language tower of a composite model, for what either level may say of its table. Types that the published files of a wrapper
+    do not have as text are built with the one they have."""
+    import torch
+    import transformers
+
+    wrapper, kind = WRAPPERS[model_type], transformers.CONFIG_MAPPING[model_type]
+    text = drawn(wrapper.text_type, 0) if wrapper.text_type in VARIANTS else dict(BASE, num_hidden_layers=4)
+    text = {key: value for key, value in text.items() if key != "tie_word_embeddings"} | {
+        "model_type": wrapper.text_type
+    }
+    text |= FITTING.get(model_type, {})
+    for top, inner in ((None, None), (True, False), (False, True), (None, True), (False, None)):
+        said = [{} if word is None else {"tie_word_embeddings": word} for word in (top, inner)]
+        values = {"text_config": text | said[1]} | said[0] | VISION.get(model_type, {})
+        try:
+            with torch.device("meta"):
+                model = transformers.AutoModelForImageTextToText.from_config(kind(**json.loads(json.dumps(values))))
+        except ImportError as missing:
+            pytest.skip(str(missing))
+        model.tie_weights()
+        parts = [
+            weight
+            for name, weight in model.named_parameters()
+            if any(part in name for part in ("language_model", "text_model", "lm_head"))
+        ]
+        total = sum(weight.numel() for weight in parts)
+        assert count(shape_from_config(values | {"model_type": model_type})).total == total, (top, inner)
 
 
 WRITTEN_ONLY = {

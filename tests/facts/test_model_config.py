@@ -135,6 +135,16 @@ def test_types_with_code_of_their_own_count_what_was_published(model_type: str) 
     assert any(note.startswith("W_REMOTE_CODE_IGNORED") for note in shape.notes)
 
 
+def test_internvl_chat_names_its_language_model_in_a_word_of_its_own() -> None:
+    """`llm_config`, whose own word of the table counts; InternVL2-8B's is InternLM2."""
+    inner = {**OWN_CODE["internlm2"][0], "model_type": "internlm2", "vocab_size": 92553, "tie_word_embeddings": False}
+    shape = shape_from_config(
+        {"model_type": "internvl_chat", "llm_config": inner, "vision_config": {"hidden_size": 1024}}
+    )
+    assert count(shape).total == 7_737_708_544 + 2 * (92553 - 92544) * 4096
+    assert any("$.vision_config not counted" in note for note in shape.notes)
+
+
 def test_a_type_whose_models_differ_in_tying_must_say_it() -> None:
     """EXAONE 3.5 2.4B shares its table, the 7.8B does not."""
     values = {key: value for key, value in OWN_CODE["exaone"][0].items() if key != "tie_word_embeddings"}

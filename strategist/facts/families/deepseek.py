@@ -108,5 +108,6 @@ FAMILY = Family(
         "deepseek_v32": _indexed,
         "glm_moe_dsa": _indexed,
         "glm4_moe": _glm4_moe,
+        "glm4v_moe_text": _glm4_moe,
     },
 )

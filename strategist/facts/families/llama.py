@@ -40,6 +40,10 @@ def _glm4(config: Config) -> ModelShape:
     return replace(_glm(config), norms_per_layer=4)
 
 
+def _glm4v(config: Config) -> ModelShape:
+    return decoder(config, qkv_bias=True, norms_per_layer=4)
+
+
 def _arcee(config: Config) -> ModelShape:
     return replace(_llama(config), mlp_gated=False)
 
@@ -157,6 +161,7 @@ FAMILY = Family(
         "ministral": _ministral,
         "ministral3": _sliding_everywhere,
         "glm4": _glm4,
+        "glm4v_text": _glm4v,
         "cohere2": _cohere2,
         "cohere": _cohere,
         "nemotron": _nemotron,
