@@ -145,6 +145,39 @@ def test_internvl_chat_names_its_language_model_in_a_word_of_its_own() -> None:
     assert any("$.vision_config not counted" in note for note in shape.notes)
 
 
+@pytest.mark.parametrize("named", ["LlamaForSequenceClassification", "LlamaModel", "LlamaForCausalLMEagle3"])
+def test_a_class_without_a_head_over_the_vocabulary_is_said(named: str) -> None:
+    """A reward model, an embedder or a draft has `model_type` llama; what is counted otherwise than it has it is said with its weights."""
+    values = {**SMALL, "model_type": "llama", "tie_word_embeddings": False}
+    notes = " ".join(shape_from_config({**values, "architectures": [named]}).notes)
+    assert f"architectures names {named}" in notes
+    assert "8,192 weights" in notes
+    for usual in (["LlamaForCausalLM"], ["LlamaModel", "LlamaForCausalLM"], None):
+        assert "architectures" not in " ".join(shape_from_config({**values, "architectures": usual}).notes)
+
+
+def test_quantised_weights_of_a_file_are_said() -> None:
+    """The job has formats of its own."""
+    values = {**SMALL, "model_type": "llama", "quantization_config": {"quant_method": "awq", "bits": 4}}
+    assert any(note.startswith("quantization_config (awq) is not read") for note in shape_from_config(values).notes)
+
+
+@pytest.mark.parametrize("said", [{"alibi": False}, {"qk_ln": True}, {"kv_n_heads": 2}])
+def test_mpt_of_another_make_is_refused(said: dict[str, Any]) -> None:
+    """transformers builds MPT with slopes, without norms of heads and with as many key-value heads as heads."""
+    values = {
+        "model_type": "mpt",
+        "d_model": 64,
+        "n_heads": 8,
+        "n_layers": 4,
+        "max_seq_len": 64,
+        "vocab_size": 128,
+        "no_bias": True,
+    }
+    assert shape_from_config({**values, "attn_config": {"alibi": True, "qk_ln": False, "kv_n_heads": 8}}).pos == "alibi"
+    assert refused({**values, "attn_config": said}).code == "CHOICE"
+
+
 def test_a_type_whose_models_differ_in_tying_must_say_it() -> None:
     """EXAONE 3.5 2.4B shares its table, the 7.8B does not."""
     values = {key: value for key, value in OWN_CODE["exaone"][0].items() if key != "tie_word_embeddings"}

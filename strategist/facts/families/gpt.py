@@ -147,6 +147,11 @@ def _bloom(config: Config) -> ModelShape:
 def _mpt(config: Config) -> ModelShape:
     config.only("no_bias", True)
     config.only("expansion_ratio", 4)
+    if config.has("attn_config"):
+        attention = config.within("attn_config")
+        for key, value in (("alibi", True), ("qk_ln", False), ("qk_gn", False), ("attn_type", "multihead_attention")):
+            attention.only(key, value)
+        attention.only("kv_n_heads", config.integer("n_heads", "num_attention_heads", high=MAX_HEADS))
     width, seq = config.integer("d_model", high=MAX_WIDTH), config.integer("max_seq_len", high=MAX_TOKENS)
     return _own_keys(
         config,
