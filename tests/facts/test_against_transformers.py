@@ -115,6 +115,7 @@ ENCODER = {key: value for key, value in BASE.items() if key != "num_key_value_he
 }
 TWO_TOWERS = {"vocab_size": 128, "d_model": 64, "encoder_layers": 3, "decoder_layers": 4, "encoder_attention_heads": 8, "decoder_attention_heads": 8, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}  # fmt: skip
 T5 = {"vocab_size": 128, "d_model": 64, "d_kv": 8, "d_ff": 96, "num_layers": 4, "num_heads": 8, "relative_attention_num_buckets": 16, "pad_token_id": 0, "n_positions": 512}  # fmt: skip
+PATCHED = ENCODER | {"image_size": 32, "patch_size": 8, "num_labels": 5}
 HEADS = ("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining")
 OTHERS: dict[str, tuple[tuple[str, ...], dict[str, Any], list[dict[str, Any]]]] = {
     "bert": (HEADS, ENCODER, [{"type_vocab_size": 0}, {"type_vocab_size": 3}]),
@@ -137,6 +138,11 @@ OTHERS: dict[str, tuple[tuple[str, ...], dict[str, Any], list[dict[str, Any]]]] 
     "eurobert": (("AutoModelForMaskedLM",), BASE | {"num_hidden_layers": 4}, [{"tie_word_embeddings": False}, {"attention_bias": True, "mlp_bias": True}]),
     "modernbert": (("AutoModelForMaskedLM",), ENCODER, [{}, {"decoder_bias": False}]),
     "modernbert-decoder": (("AutoModelForCausalLM",), ENCODER, [{}, {"decoder_bias": False, "global_attn_every_n_layers": 2}]),
+    "vit": (("AutoModelForImageClassification",), PATCHED, [{}, {"qkv_bias": False}]),
+    "vit_msn": (("AutoModelForImageClassification",), PATCHED, [{}]),
+    "deit": (("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"), PATCHED | {"pooler_output_size": 64, "pooler_act": "tanh"}, [{}]),
+    "dinov2": (("AutoModelForImageClassification",), PATCHED, [{"mlp_ratio": 2}, {"use_mask_token": False}, {"use_swiglu_ffn": True}]),
+    "dinov2_with_registers": (("AutoModelForImageClassification",), PATCHED, [{"num_register_tokens": 3}, {"use_swiglu_ffn": True}]),
     "t5": (("AutoModelForSeq2SeqLM",), T5, [{}, {"feed_forward_proj": "gated-gelu"}]),
     "mt5": (("AutoModelForSeq2SeqLM",), T5, [{}, {"feed_forward_proj": "relu", "num_decoder_layers": 2}]),
     "umt5": (("AutoModelForSeq2SeqLM",), T5, [{"tie_word_embeddings": True}, {"num_decoder_layers": 2, "tie_word_embeddings": True}]),
@@ -206,8 +212,9 @@ def test_encoders_count_what_their_heads_have(model_type: str) -> None:
     heads, base, changes = OTHERS[model_type]
     for head, change in ((head, change) for head in heads for change in changes):
         settings = transformers.CONFIG_MAPPING[model_type](**base | change)
+        kind = getattr(transformers, head)
         with torch.device("meta"):
-            model = getattr(transformers, head).from_config(settings)
+            model = getattr(kind, "from_config", kind)(settings)
         model.tie_weights()
         total = sum(weight.numel() for weight in model.parameters())
         named = {"model_type": model_type, "architectures": [type(model).__name__]}
