@@ -97,7 +97,7 @@ def _deit(config: Config) -> ModelShape:
 
 def _dinov2(config: Config) -> ModelShape:
     """DINOv2: scales behind attention and feed-forward part, a token for masked patches, a classifier of class token and mean.
-    Registers are tokens without positions."""
+    Registers, tokens without positions, are counted as rows of the table of positions."""
     config.only("use_swiglu_ffn", False)
     ratio, hidden = config.optional("mlp_ratio", high=64) or 4, config.integer("hidden_size", high=MAX_WIDTH)
     classes = _labels(config)
@@ -105,8 +105,9 @@ def _dinov2(config: Config) -> ModelShape:
     registers = config.optional("num_register_tokens", high=MAX_TOKENS, low=0) or 0
     masked = 1 if config.yes("use_mask_token") or "use_mask_token" not in config.class_defaults else 0
     shape = _patched(config, classes, ratio * hidden)
-    beside = (registers + masked + classes) * hidden
-    return replace(shape, layer_extra_parameters=2 * hidden, extra_parameters=beside, max_seq=shape.max_seq + registers)
+    beside = (masked + classes) * hidden
+    shape = replace(shape, layer_extra_parameters=2 * hidden, extra_parameters=beside)
+    return replace(shape, max_seq=shape.max_seq + registers, pos_rows=shape.pos_rows + registers)
 
 
 def _clip(config: Config) -> ModelShape:
