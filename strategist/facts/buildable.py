@@ -38,6 +38,7 @@ OTHER_WIRING = {
     "exaone4": "norms behind attention and feed-forward part",
     "hunyuan-v1-dense": "norms of queries and keys behind rotary positions",
     "hunyuan-v1-moe": "norms of queries and keys behind rotary positions",
+    "vaultgemma": "scores of attention and of the vocabulary that are capped",
     "llama4": "attention in chunks",
     "llama4-text": "attention in chunks",
 }

@@ -10,15 +10,21 @@ from strategist.facts.families import FAMILIES
 from strategist.facts.families.config import Config, class_defaults
 from strategist.facts.families.vision_language import WRAPPERS, language_tower
 from strategist.facts.model import ModelShape
+from strategist.facts.parameters import table_width
 from strategist.facts.sizes import of_bearable_size
 from strategist.records import replace
 
 REMOTE_CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code", "_attn_implementation_internal")
 """Keys by which a configuration can name code to be run. They are never followed."""
 
+LAYER_BY_LAYER = ("gemma4_text",)
+"""Types whose reader knows `per_layer_config`, by which transformers 5 gives single layers other sizes than the file says
+(configuration_utils.py). To others it would be a silent error."""
 
-def shape_from_config(config: Mapping[str, Any], flag: str = "--model-config") -> ModelShape:
-    """The shape that a configuration describes: the language tower of composite ones.
+
+def shape_from_config(config: Mapping[str, Any], flag: str = "--model-config", *, is_built: bool = False) -> ModelShape:
+    """The shape that a configuration describes: the language tower of composite ones. Of a module that is built already the module
+    itself says what its class has otherwise.
 
     Nothing is imported, downloaded or executed because of it. Raises InputError UNKNOWN_ARCH for a `model_type` without
     a reader (never a guess), MISSING, TYPE, NEGATIVE, TOO_SMALL, TOO_LARGE, RANGE, CHOICE and DIVISIBILITY with the
@@ -29,6 +35,9 @@ def shape_from_config(config: Mapping[str, Any], flag: str = "--model-config") -
     top = Config(config, flag)
     tower, model_type = _described(top)
     read = _reader(tower, model_type)
+    if model_type not in LAYER_BY_LAYER and tower.values.get("per_layer_config"):
+        tower.refuse("CHOICE", "per_layer_config", "gives layers sizes of their own, which cannot be read for this model_type")  # fmt: skip
+        tower.settle()
     shape = read(tower)
     top.settle()
     named = replace(
@@ -36,7 +45,13 @@ def shape_from_config(config: Mapping[str, Any], flag: str = "--model-config") -
         name=_name(config, model_type),
         family=model_type,
         source=f"configuration given with {flag}, read as {model_type}",
-        notes=(*_remote_code(top, tower), *_summary(tower, shape), *shape.notes),
+        notes=(
+            *_remote_code(top, tower),
+            *(() if is_built else _other_class(top, shape)),
+            *_quantised(top),
+            *_summary(tower, shape),
+            *shape.notes,
+        ),
     )
     return of_bearable_size(named, flag)
 
@@ -82,6 +97,30 @@ def _name(config: Mapping[str, Any], model_type: str) -> str:
 def _remote_code(*parts: Config) -> list[str]:
     found = {f"{part.path}.{key}": None for part in parts for key in REMOTE_CODE_KEYS if part.has(key)}
     return [f"W_REMOTE_CODE_IGNORED: {', '.join(found)} can name code to run; it was not imported."] if found else []
+
+
+_WITH_VOCABULARY = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel", "ForConditionalGeneration", "ForMaskedLM", "ForPreTraining")  # fmt: skip
+"""Ends of the names of classes in transformers whose head gives a score for every token of the vocabulary."""
+
+
+def _other_class(top: Config, shape: ModelShape) -> list[str]:
+    """What is counted although the class that `architectures` names has it otherwise: no head over the vocabulary, for rewards, labels or
+    embeddings, or layers of its own (drafts for speculative decoding)."""
+    named = top.list_of(str, "architectures", limit=16) or []
+    if not named or shape.kind not in ("decoder", "hybrid", "ssm", "encdec") or any(name.endswith(_WITH_VOCABULARY) for name in named):  # fmt: skip
+        return []
+    weights = 0 if shape.tied else shape.vocab * table_width(shape)
+    beside = "its logits" if shape.tied else f"its {weights:,} weights and its logits"
+    return [f"architectures names {shown(named[0])}; counted is the language model of this type, whose head gives a score for every token: {beside} are counted."]  # fmt: skip
+
+
+def _quantised(top: Config) -> list[str]:
+    found = top.values.get("quantization_config")
+    if not isinstance(found, Mapping):
+        return []
+    method = found.get("quant_method")
+    how = f" ({shown(method)})" if isinstance(method, str) else ""
+    return [f"quantization_config{how} is not read: weights have the formats of the job, not those of the file."]
 
 
 def _summary(tower: Config, shape: ModelShape) -> list[str]:

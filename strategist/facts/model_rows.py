@@ -32,9 +32,9 @@ _WORDS: dict[str, Mixer] = {
 
 def find_model(name: str, flag: str = "--model") -> Row:
     """The catalogue row of a model, by its name or its Hugging Face id (with or without the organisation), or by that of a variant of
-    it with the same shape (`_shape_names`).
+    it with the same shape (`_shape_names`, `_relatives`).
 
-    Case, blanks, dashes, underscores and dots do not matter where they are not needed to tell two models apart.
+    Case, blanks, dashes, underscores, colons and dots do not matter where they are not needed to tell two models apart.
     Raises InputError UNKNOWN_MODEL (with the nearest names), AMBIGUOUS, and OFFLINE for an `org/name` that is not in
     the catalogue, since nothing is ever downloaded.
     """
@@ -49,8 +49,12 @@ def find_model(name: str, flag: str = "--model") -> Row:
 
 
 def rows_called(name: str) -> Sequence[Row]:
-    """The rows with this name, or else the one row whose shape a model of this name has."""
-    return _rows_named(name) or next((found for found in map(_rows_named, _shape_names(name)) if len(found) == 1), ())
+    """The rows with this name, or else the one row whose shape a model of this name has: a variant by its words, or one of table
+    `model_relatives`, or a variant of that."""
+    if found := _rows_named(name):
+        return found
+    candidates = (_rows_named(said) or _relatives(said) for said in (name, *_shape_names(name)))
+    return next((found for found in candidates if len(found) == 1), ())
 
 
 def is_variant(name: str) -> bool:
@@ -84,12 +88,22 @@ def _rows_named(name: str) -> Sequence[Row]:
     return next((found for found in spellings if found), ())
 
 
+def _relatives(name: str) -> Sequence[Row]:
+    """The row whose shape a model has that was trained further and goes by a name of its own."""
+    return _rows_named(_relatives_index().get(_without_separators(name.rpartition("/")[2]), ""))
+
+
+@cache
+def _relatives_index() -> Mapping[str, str]:
+    return {_without_separators(row["name"].rpartition("/")[2]): row["model"] for row in rows("model_relatives")}
+
+
 def _without_separators(text: str) -> str:
-    return re.sub(r"[-_ ]", "", text.lower())
+    return re.sub(r"[-_ :]", "", text.lower())
 
 
 def _without_dots(text: str) -> str:
-    return re.sub(r"[-_ .]", "", text.lower())
+    return re.sub(r"[-_ :.]", "", text.lower())
 
 
 @cache

@@ -146,7 +146,7 @@ def _configured(module: ModuleLike, total: int, flag: str) -> tuple[ModelShape |
     if not isinstance(values, Mapping) or "model_type" not in values:
         return None, "it carries no Hugging Face configuration"
     try:
-        shape = shape_from_config(values, f"{flag}.config")
+        shape = shape_from_config(values, f"{flag}.config", is_built=True)
     except InputError as problem:
         return None, f"its configuration cannot be read ({problem.message})"
     stacks = _by_size(module)

@@ -61,6 +61,151 @@ def test_published_bloom_says_its_width_in_a_word_of_its_own() -> None:
     assert shape_from_config({**said, "hidden_size": 64}).hidden == bloom.hidden
 
 
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 128, "max_position_embeddings": 64, "num_hidden_layers": 4}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said", "total"),
+    [
+        ("seed_oss", {"head_dim": None}, 132160),
+        ("ernie4_5", {"num_key_value_heads": None, "head_dim": 8}, 148032),
+        ("smollm3", {"num_key_value_heads": None}, 148032),
+    ],
+)
+def test_a_null_is_no_default(model_type: str, said: dict[str, Any], total: int) -> None:
+    """transformers 5.23.0 takes a null for what it is, heads of hidden / heads and a key-value head for each, not for the class's
+    default, which stands for keys that are absent."""
+    values = {**SMALL, "model_type": model_type, "tie_word_embeddings": True, **said}
+    nulls = count(shape_from_config(values)).total
+    without = {key: value for key, value in values.items() if value is not None}
+    assert nulls != count(shape_from_config(without)).total
+    assert nulls == total
+
+
+def test_two_names_of_one_fact_must_agree() -> None:
+    """transformers takes the one or the other, so that either count may be wrong."""
+    values = {**SMALL, "model_type": "mixtral", "num_local_experts": 8, "num_experts": 16, "num_experts_per_tok": 2}
+    assert refused(values).code == "CONFLICT"
+    assert shape_from_config({**values, "num_experts": 8}).moe is not None
+
+
+GEMMA_4 = {**SMALL, "model_type": "gemma4_text", "head_dim": 16, "hidden_size_per_layer_input": 0}
+
+
+def test_sizes_of_single_layers_are_read_or_refused() -> None:
+    """transformers 5 writes Gemma 4's wider heads layer by layer; of other types nobody knows what such a list makes."""
+    wide = {"per_layer_config": {"3": {"head_dim": 32}}}
+    anew = shape_from_config({**GEMMA_4, **wide})
+    assert count(anew) == count(shape_from_config({**GEMMA_4, "global_head_dim": 32}))
+    assert refused({**GEMMA_4, "per_layer_config": {"2": {"head_dim": 32}}}).code == "CHOICE"
+    assert refused({**SMALL, "model_type": "llama", **wide}).flag == "$.per_layer_config"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said"),
+    [
+        ("helium", {"head_dim": 16}),
+        ("bamba", {"mamba_conv_bias": None}),
+        ("bert", {"tie_word_embeddings": False}),
+        ("modernbert", {"tie_word_embeddings": False}),
+    ],
+)
+def test_what_the_class_builds_otherwise_is_refused(model_type: str, said: dict[str, Any]) -> None:
+    """Heads that do not fill Helium's width, convolutions without a bias, heads that share no table."""
+    assert refused({**SMALL, "model_type": model_type, **said}).code == "CHOICE"
+
+
+OWN_CODE = {
+    "internlm2": ({"bias": False, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 92544, "max_position_embeddings": 32768, "hidden_act": "silu"}, 7_737_708_544),
+    "exaone": ({"activation_function": "silu", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "num_layers": 32, "vocab_size": 102400, "max_position_embeddings": 32768, "tie_word_embeddings": False}, 7_818_448_896),
+    "baichuan": ({"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 125696, "max_position_embeddings": 4096, "model_max_length": 4096}, 7_505_973_248),
+    "chatglm": ({"num_layers": 28, "hidden_size": 4096, "ffn_hidden_size": 13696, "num_attention_heads": 32, "kv_channels": 128, "multi_query_attention": True, "multi_query_group_num": 2, "padded_vocab_size": 65024, "seq_length": 8192, "add_qkv_bias": True, "add_bias_linear": False, "rmsnorm": True, "post_layer_norm": True, "tie_word_embeddings": False, "vocab_size": 65024}, 6_243_584_000),
+    "qwen": ({"hidden_size": 4096, "intermediate_size": 22016, "num_attention_heads": 32, "num_hidden_layers": 32, "kv_channels": 128, "max_position_embeddings": 32768, "seq_length": 8192, "no_bias": True, "vocab_size": 151936, "tie_word_embeddings": False}, 7_721_324_544),
+}  # fmt: skip
+"""Published configurations of InternLM2 7B, EXAONE 3.5 7.8B, Baichuan2 7B, ChatGLM3 6B, Qwen 7B, and the weights of their checkpoints
+(metadata.total_size of model.safetensors.index.json or pytorch_model.bin.index.json, in bf16: two bytes each)."""
+
+
+@pytest.mark.parametrize("model_type", OWN_CODE)
+def test_types_with_code_of_their_own_count_what_was_published(model_type: str) -> None:
+    """Read by their keys alone; what only that code knows is never run."""
+    values, total = OWN_CODE[model_type]
+    shape = shape_from_config({**values, "model_type": model_type, "auto_map": {"AutoModelForCausalLM": "modeling.X"}})
+    assert count(shape).total == total
+    assert any(note.startswith("W_REMOTE_CODE_IGNORED") for note in shape.notes)
+
+
+def test_internvl_chat_names_its_language_model_in_a_word_of_its_own() -> None:
+    """`llm_config`, whose own word of the table counts; InternVL2-8B's is InternLM2."""
+    inner = {**OWN_CODE["internlm2"][0], "model_type": "internlm2", "vocab_size": 92553, "tie_word_embeddings": False}
+    shape = shape_from_config(
+        {"model_type": "internvl_chat", "llm_config": inner, "vision_config": {"hidden_size": 1024}}
+    )
+    assert count(shape).total == 7_737_708_544 + 2 * (92553 - 92544) * 4096
+    assert any("$.vision_config not counted" in note for note in shape.notes)
+
+
+@pytest.mark.parametrize("named", ["LlamaForSequenceClassification", "LlamaModel", "LlamaForCausalLMEagle3"])
+def test_a_class_without_a_head_over_the_vocabulary_is_said(named: str) -> None:
+    """A reward model, an embedder or a draft has `model_type` llama; what is counted otherwise than it has it is said with its weights."""
+    values = {**SMALL, "model_type": "llama", "tie_word_embeddings": False}
+    notes = " ".join(shape_from_config({**values, "architectures": [named]}).notes)
+    assert f"architectures names {named}" in notes
+    assert "8,192 weights" in notes
+    for usual in (["LlamaForCausalLM"], ["LlamaModel", "LlamaForCausalLM"], None):
+        assert "architectures" not in " ".join(shape_from_config({**values, "architectures": usual}).notes)
+
+
+def test_quantised_weights_of_a_file_are_said() -> None:
+    """The job has formats of its own."""
+    values = {**SMALL, "model_type": "llama", "quantization_config": {"quant_method": "awq", "bits": 4}}
+    assert any(note.startswith("quantization_config (awq) is not read") for note in shape_from_config(values).notes)
+
+
+@pytest.mark.parametrize("said", [{"alibi": False}, {"qk_ln": True}, {"kv_n_heads": 2}])
+def test_mpt_of_another_make_is_refused(said: dict[str, Any]) -> None:
+    """transformers builds MPT with slopes, without norms of heads and with as many key-value heads as heads."""
+    values = {
+        "model_type": "mpt",
+        "d_model": 64,
+        "n_heads": 8,
+        "n_layers": 4,
+        "max_seq_len": 64,
+        "vocab_size": 128,
+        "no_bias": True,
+    }
+    assert shape_from_config({**values, "attn_config": {"alibi": True, "qk_ln": False, "kv_n_heads": 8}}).pos == "alibi"
+    assert refused({**values, "attn_config": said}).code == "CHOICE"
+
+
+def test_a_type_whose_models_differ_in_tying_must_say_it() -> None:
+    """EXAONE 3.5 2.4B shares its table, the 7.8B does not."""
+    values = {key: value for key, value in OWN_CODE["exaone"][0].items() if key != "tie_word_embeddings"}
+    assert refused({**values, "model_type": "exaone"}).flag == "$.tie_word_embeddings"
+
+
+def test_baichuan_13b_has_no_angles() -> None:
+    """Its file names a length and no positions (alibi)."""
+    values = {key: value for key, value in OWN_CODE["baichuan"][0].items() if key != "max_position_embeddings"}
+    assert shape_from_config({**values, "model_type": "baichuan"}).pos == "alibi"
+
+
+DEBERTA_V3_BASE = {
+    "model_type": "deberta-v2", "hidden_act": "gelu", "hidden_size": 768, "intermediate_size": 3072, "max_position_embeddings": 512,
+    "relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p",
+    "max_relative_positions": -1, "position_biased_input": False, "num_attention_heads": 12, "num_hidden_layers": 12,
+    "type_vocab_size": 0, "vocab_size": 128100,
+}  # fmt: skip
+
+
+def test_deberta_v3_base_counts_its_card() -> None:
+    """184 million (DebertaV2Model of transformers 5.23.0 has 183,831,552), 98 of them in the table of tokens."""
+    shape = shape_from_config(DEBERTA_V3_BASE)
+    assert count(shape).total == 183_831_552
+    assert round(count(shape).embedding / 1e6) == 98
+    assert any("disentangled" in note for note in shape.notes)
+
+
 def test_all_47_configurations_are_there() -> None:
     """The test data hold 47 configurations, nine odd ones among them."""
     assert len(EXPECTED) == 47

@@ -33,10 +33,10 @@ def test_every_model_is_found_by_every_name_it_has() -> None:
 
 @pytest.mark.parametrize(
     "spelling",
-    ["llama-3.1-8b", "Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "LLAMA 3.1 8B", "llama_3.1_8b", "llama31-8b", " llama-3.1-8b "],
+    ["llama-3.1-8b", "llama3.1:8b", "Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "LLAMA 3.1 8B", "llama_3.1_8b", "llama31-8b", " llama-3.1-8b "],
 )  # fmt: skip
 def test_spelling_does_not_matter(spelling: str) -> None:
-    """Case, blanks, dashes, underscores and dots make no difference."""
+    """Case, blanks, dashes, underscores, colons and dots make no difference."""
     assert find_model(spelling)["name"] == "llama-3.1-8b"
 
 
@@ -63,12 +63,26 @@ def test_dots_still_tell_models_apart() -> None:
         ("mistralai/Mistral-7B-Instruct-v0.1", "mistral-7b-v0.1"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
         ("allenai/OLMo-2-1124-7B-Instruct", "olmo-2-1124-7b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "llama-3.1-8b"),
+        ("DeepSeek-R1-Distill-Qwen-32B", "qwen2.5-32b"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-7b"),
+        ("qwen2.5-coder:32b", "qwen2.5-32b"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
+        ("deepseek-ai/DeepSeek-V3.1-Base", "deepseek-v3"),
+        ("lmsys/vicuna-13b-v1.5", "llama-2-13b"),
     ],
 )
 def test_a_variant_has_the_shape_of_its_base(variant: str, base: str) -> None:
     """Words of tuning, its date and version, and whoever published it say nothing of the shape; versions and dates of the base do."""
     assert find_model(variant)["name"] == base
     assert load_model(variant) == replace(load_model(base), called=variant)
+
+
+def test_relatives_are_named_once_and_have_a_row() -> None:
+    """A model with a row of its own is no relative of another."""
+    for row in rows("model_relatives"):
+        assert find_model(row["model"])["name"] == row["model"]
+        assert load_model(row["name"]) == replace(load_model(row["model"]), called=row["name"])
 
 
 def test_names_of_the_catalogue_are_no_variants() -> None:
@@ -80,7 +94,7 @@ def test_names_of_the_catalogue_are_no_variants() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["mistralai/Mistral-7B-Instruct-v0.2", "Mistral-7B-Instruct", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "Qwen/Qwen2.5-Coder-7B-Instruct",
+    ["mistralai/Mistral-7B-Instruct-v0.2", "Mistral-7B-Instruct", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "Qwen/Qwen2.5-Math-7B-Instruct",
      "microsoft/Phi-3.5-mini-instruct", "roberta-it", "llama-3.1-8b-2599", "Qwen/Qwen3-VL-4B-Instruct", "instruct", "org/"],
 )  # fmt: skip
 def test_no_other_model_is_taken_for_a_variant(name: str) -> None:

@@ -15,6 +15,7 @@ from strategist.facts.families import (
     hybrids,
     llama,
     mixtures,
+    own_code,
     qwen,
     state_space,
     vision,
@@ -34,4 +35,5 @@ FAMILIES: tuple[Family, ...] = (
     encoders.FAMILY,
     encoder_decoder.FAMILY,
     vision.FAMILY,
+    own_code.FAMILY,
 )

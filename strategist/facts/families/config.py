@@ -79,6 +79,11 @@ class Config:
         path = f"{self.path}.{key}"
         return Config(values, self.flag, path=path, ledger=self.ledger, class_defaults=class_defaults, nested=nested)
 
+    def saying(self, **values: Any) -> Config:
+        """The same object with these values instead of its own."""
+        said = {**self.values, **values}
+        return Config(said, self.flag, path=self.path, ledger=self.ledger, class_defaults=self.class_defaults, nested=self.nested)  # fmt: skip
+
     def refuse(self, code: str, key: str, rule: str, *, value: object = None, hint: str = "Correct it.") -> None:
         """Note a problem with the value at `key`."""
         place = f"{self.path}.{key}" if key else self.path
@@ -105,19 +110,23 @@ class Config:
         return found
 
     def optional(self, *keys: str, high: int, low: int = 1) -> int | None:
-        """A whole number in [low, high]; an absent one is the class's default, None where it has none."""
+        """A whole number in [low, high]; an absent one is the class's default, None where it has none. A null is none, as it is in
+        the class: it takes the default's place."""
         key = self._present(keys)
         if key:
+            self._agree(keys)
             return self._bounded(key, self.values[key], low, high)
+        if any(key in self.values for key in keys):
+            return None
         default = next((self.class_defaults[key] for key in keys if key in self.class_defaults), None)
         return None if default is None else self.default(keys[0], int(default))
 
     def yes(self, key: str) -> bool:
-        """A yes/no; an absent one is the class's default, and no where it has none."""
+        """A yes/no; an absent one is the class's default, and no where it has none; a null is no."""
         return self._typed(key, bool, "true or false", False)
 
     def word(self, key: str) -> str:
-        """A text; an absent one is the class's default, and empty where it has none."""
+        """A text; an absent one is the class's default, and empty where it has none; a null is empty."""
         return self._typed(key, str, "a text", "")
 
     def chosen(self, key: str, known: Mapping[str, T]) -> T:
@@ -130,8 +139,9 @@ class Config:
 
     def only(self, key: str, value: object, why: str = "anything else changes what the layers are made of") -> None:
         """Accept `key` only when it, or the class's default where it is absent, is `value`: others change the layers."""
-        found = self.values[key] if self.has(key) else self.class_defaults.get(key)
-        if found is not None and (type(found) is not type(value) or found != value):
+        found = self.values[key] if key in self.values else self.class_defaults.get(key)
+        is_off = found is None and key in self.values and value is True  # a null is no
+        if is_off or (found is not None and (type(found) is not type(value) or found != value)):
             rule = f"is {_echo(found)}; only {_echo(value)} can be read, since {why}"
             self.refuse("CHOICE", key, rule, value=_echo(found), hint="Pass a shape close to it with --model or --model-size.")  # fmt: skip
 
@@ -167,10 +177,19 @@ class Config:
     def _present(self, keys: Sequence[str]) -> str:
         return next((key for key in keys if self.has(key)), "")
 
+    def _agree(self, keys: Sequence[str]) -> None:
+        """Note a problem where two names of one fact have different values: which one counts depends on who reads the file."""
+        first, *others = (key for key in keys if self.has(key))
+        other = next((key for key in others if self.values[key] != self.values[first]), None)
+        if other is not None:
+            rule = f"is {_echo(self.values[first])} and {other}, another name of it, is {_echo(self.values[other])}"
+            self.refuse("CONFLICT", first, rule, value=_echo(self.values[first]), hint="Keep one of them.")
+
     def _typed(self, key: str, kind: type[T], words: str, otherwise: T) -> T:
         found = self.values.get(key)
         if found is None:
-            return self.default(key, self.class_defaults[key]) if key in self.class_defaults else otherwise
+            has_default = key in self.class_defaults and key not in self.values
+            return self.default(key, self.class_defaults[key]) if has_default else otherwise
         if type(found) is not kind:
             self.refuse("TYPE", key, f"must be {words}", value=_echo(found))
             return otherwise
@@ -196,7 +215,7 @@ def _echo(value: object) -> str:
     """A value as it may be printed: scalars as JSON, anything larger by its type."""
     if isinstance(value, int) and abs(value) >= 10**30:
         return "a number of more than 30 digits"
-    return shown(json.dumps(value)) if isinstance(value, (str, int, float)) else type(value).__name__
+    return shown(json.dumps(value)) if value is None or isinstance(value, (str, int, float)) else type(value).__name__
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,7 @@ def activation(config: Config, *keys: str) -> str:
 
 def window_of(config: Config) -> int | None:
     """`sliding_window` in tokens; None when it is null, or absent without a default."""
-    is_null = "sliding_window" in config.values and not config.has("sliding_window")
-    return None if is_null else config.optional("sliding_window", high=MAX_TOKENS)
+    return config.optional("sliding_window", high=MAX_TOKENS)
 
 
 def slides_everywhere(config: Config, shape: ModelShape) -> ModelShape:

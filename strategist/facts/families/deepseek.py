@@ -45,7 +45,7 @@ def _glm4_moe_lite(config: Config) -> ModelShape:
     """Latent attention; whatever the file says, only the first layer is dense unless `mlp_layer_types` is there."""
     config.only("first_k_dense_replace", 1)
     _only_uniform(config, "mlp_layer_types")
-    return _latent(config)
+    return _latent(config.saying(first_k_dense_replace=1))
 
 
 def _latent(config: Config) -> ModelShape:
@@ -108,5 +108,6 @@ FAMILY = Family(
         "deepseek_v32": _indexed,
         "glm_moe_dsa": _indexed,
         "glm4_moe": _glm4_moe,
+        "glm4v_moe_text": _glm4_moe,
     },
 )

@@ -6,7 +6,7 @@ layer; their weights are spread evenly, so that totals are exact and single laye
 
 from __future__ import annotations
 
-from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_TOKENS, MAX_WIDTH, Config, Family
+from strategist.facts.families.config import MAX_FFN, MAX_HEADS, MAX_TOKENS, MAX_WIDTH, Config, Family
 from strategist.facts.families.decoder import decoder, experts, with_experts
 from strategist.facts.model import MAX_LAYERS, Mla, ModelShape
 from strategist.records import replace
@@ -31,11 +31,11 @@ def _deepseek_v4(config: Config) -> ModelShape:
         o_groups=config.integer("o_groups", high=MAX_HEADS),
         o_rank=config.integer("o_lora_rank", high=MAX_WIDTH),
     )
+    config.only("n_shared_experts", 1, "transformers builds one whatever is said")
     width = config.integer("moe_intermediate_size", high=MAX_FFN)
-    shared = config.optional("n_shared_experts", high=MAX_EXPERTS, low=0) or 0
     shape = decoder(config, mla=mla, head_dim=head, attn_sinks=True, ffn_hidden=0)
     config.divisible(shape.heads * head, "num_attention_heads", mla.o_groups, "o_groups")
-    moe = experts(config, "n_routed_experts", "num_local_experts", ffn=width, shared_ffn=shared * width)
+    moe = experts(config, "n_routed_experts", "num_local_experts", ffn=width, shared_ffn=width)
     shape = replace(shape, window=config.optional("sliding_window", high=MAX_TOKENS), kv_heads=1)
     return _with_rest(config, with_experts(config, shape, moe, [True] * shape.layers), mla)
 

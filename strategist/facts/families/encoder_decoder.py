@@ -1,4 +1,4 @@
-"""T5, BART and Whisper: an encoder, and a decoder that also attends to it (transformers 5.23.0)."""
+"""T5, BART, their kin and Whisper: an encoder, and a decoder that also attends to it (transformers 5.23.0)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from strategist.facts.families.config import MAX_FFN, MAX_HEADS, MAX_TOKENS, MAX_VOCAB, MAX_WIDTH, Config, Family
 from strategist.facts.families.decoder import activation, checked_heads
 from strategist.facts.model import MAX_LAYERS, ModelShape
+from strategist.records import replace
 
 _T5_ACTS = ("relu", "gated-gelu", "gated-silu", "gelu", "silu")
 
@@ -16,6 +17,7 @@ def _t5(config: Config) -> ModelShape:
     projection = config.word("feed_forward_proj")
     if projection not in _T5_ACTS:
         config.refuse("CHOICE", "feed_forward_proj", "is not known", value=projection, hint=f"Known: {', '.join(_T5_ACTS)}.")  # fmt: skip
+    config.only("is_gated_act", projection.startswith("gated"), "it must say what feed_forward_proj says")
     buckets = config.optional("relative_attention_num_buckets", high=MAX_TOKENS) or 0
     return checked_heads(
         config,
@@ -67,18 +69,63 @@ def _two_towers(config: Config, **facts: Any) -> ModelShape:
     return checked_heads(config, ("decoder_attention_heads", "decoder_attention_heads"), 0, **common | facts)
 
 
-def _bart(config: Config) -> ModelShape:
+def _umt5(config: Config) -> ModelShape:
+    """UMT5: every layer has a table of relative positions of its own."""
+    shape = _t5(config)
+    buckets = dict(shape.extra)["rel_buckets"]
+    return replace(shape, extra=(("rel_buckets", 0),), layer_extra_parameters=buckets * shape.heads)
+
+
+def _learned(config: Config, late: int = 2, **facts: Any) -> ModelShape:
+    """BART and its kin: tables of positions that start some rows late, norms behind the tables or behind the last layers."""
+    config.only("tie_word_embeddings", True)
     positions = config.integer("max_position_embeddings", high=MAX_TOKENS)
-    rows = positions + 2  # both tables start two rows late
-    return _two_towers(
-        config,
-        kind="encdec",
-        max_seq=positions,
-        pos_rows=rows,
-        final_norm=False,
-        embed_norm=True,
-        extra=(("enc_pos_rows", rows),),
-    )
+    rows = positions + late
+    return _two_towers(config, kind="encdec", max_seq=positions, pos_rows=rows, extra=(("enc_pos_rows", rows),), **facts)  # fmt: skip
+
+
+def _bart(config: Config) -> ModelShape:
+    return _learned(config, final_norm=False, embed_norm=True)
+
+
+def _mvp(config: Config) -> ModelShape:
+    config.only("use_prompt", False)
+    return _bart(config)
+
+
+def _mbart(config: Config) -> ModelShape:
+    return _learned(config, embed_norm=True)
+
+
+def _blenderbot(config: Config) -> ModelShape:
+    return _learned(config, late=0)
+
+
+def _blenderbot_small(config: Config) -> ModelShape:
+    return _learned(config, late=0, final_norm=False, embed_norm=True)
+
+
+def _pegasus(config: Config) -> ModelShape:
+    """Sines of positions, stored as tables."""
+    config.only("static_position_embeddings", True)
+    return _learned(config, late=0, pos="sincos-fixed")
+
+
+def _marian(config: Config) -> ModelShape:
+    """Sines of positions, stored as tables; one table of tokens for both towers, and norms behind the parts only."""
+    config.only("share_encoder_decoder_embeddings", True)
+    config.only("normalize_embedding", False)
+    config.only("normalize_before", False)
+    if config.has("decoder_vocab_size"):
+        config.only("decoder_vocab_size", config.integer("vocab_size", high=MAX_VOCAB))
+    return _learned(config, late=0, pos="sincos-fixed", final_norm=False)
+
+
+def _m2m_100(config: Config) -> ModelShape:
+    """M2M-100 and NLLB: sines of positions, computed."""
+    config.only("tie_word_embeddings", True)
+    positions = config.integer("max_position_embeddings", high=MAX_TOKENS)
+    return _two_towers(config, kind="encdec", max_seq=positions, pos="sincos-fixed")
 
 
 def _whisper(config: Config) -> ModelShape:
@@ -89,4 +136,21 @@ def _whisper(config: Config) -> ModelShape:
     return _two_towers(config, kind="encdec-audio", max_seq=targets, pos_rows=targets, k_bias=False, extra=extra)
 
 
-FAMILY = Family("encoder-decoders", {"t5": _t5, "bart": _bart, "whisper": _whisper})
+FAMILY = Family(
+    "encoder-decoders",
+    {
+        "t5": _t5,
+        "mt5": _t5,
+        "umt5": _umt5,
+        "bart": _bart,
+        "plbart": _bart,
+        "mvp": _mvp,
+        "mbart": _mbart,
+        "blenderbot": _blenderbot,
+        "blenderbot-small": _blenderbot_small,
+        "pegasus": _pegasus,
+        "marian": _marian,
+        "m2m_100": _m2m_100,
+        "whisper": _whisper,
+    },
+)

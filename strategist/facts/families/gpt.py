@@ -137,6 +137,7 @@ def _opt(config: Config) -> ModelShape:
 def _bloom(config: Config) -> ModelShape:
     """Published files call the width `n_embed`, which wins where both stand (configuration_bloom.py, __post_init__)."""
     width = "n_embed" if config.has("n_embed") else "hidden_size"
+    config = config.saying(hidden_size=config.values.get(width))
     seq = config.optional("seq_length", high=MAX_TOKENS) or config.default("seq_length", 2048)
     return _own_keys(
         config, width, "n_layer", "n_head", pos="alibi", max_seq=seq, embed_norm=True, mlp_act="gelu", **_BIASED
@@ -146,6 +147,11 @@ def _bloom(config: Config) -> ModelShape:
 def _mpt(config: Config) -> ModelShape:
     config.only("no_bias", True)
     config.only("expansion_ratio", 4)
+    if config.has("attn_config"):
+        attention = config.within("attn_config")
+        for key, value in (("alibi", True), ("qk_ln", False), ("qk_gn", False), ("attn_type", "multihead_attention")):
+            attention.only(key, value)
+        attention.only("kv_n_heads", config.integer("n_heads", "num_attention_heads", high=MAX_HEADS))
     width, seq = config.integer("d_model", high=MAX_WIDTH), config.integer("max_seq_len", high=MAX_TOKENS)
     return _own_keys(
         config,
@@ -198,6 +204,7 @@ FAMILY = Family(
         "gpt_bigcode": _gpt_bigcode,
         "gpt_neo": _gpt_neo,
         "gptj": _gptj,
+        "codegen": _gptj,
         "gpt_neox": _gpt_neox,
         "opt": _opt,
         "bloom": _bloom,

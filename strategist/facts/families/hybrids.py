@@ -86,8 +86,9 @@ def _nemotron_h(config: Config) -> ModelShape:
         groups=config.integer("n_groups", "mamba_n_groups", high=MAX_HEADS),
     )
     letters = _pattern(config)
-    deep = Config({**config.values, "num_hidden_layers": len(letters)}, config.flag, ledger=config.ledger, class_defaults=config.class_defaults)  # fmt: skip
-    shape = decoder(deep, pos="none", norms_per_layer=1, mlp_gated=False, tied=False)
+    shape = decoder(
+        config.saying(num_hidden_layers=len(letters)), pos="none", norms_per_layer=1, mlp_gated=False, tied=False
+    )
     moe = _latent_experts(config) if "E" in letters else None
     return _mixed(shape, ssm, moe, [_LETTERS[letter] for letter in letters])
 

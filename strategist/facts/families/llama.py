@@ -40,6 +40,10 @@ def _glm4(config: Config) -> ModelShape:
     return replace(_glm(config), norms_per_layer=4)
 
 
+def _glm4v(config: Config) -> ModelShape:
+    return decoder(config, qkv_bias=True, norms_per_layer=4)
+
+
 def _arcee(config: Config) -> ModelShape:
     return replace(_llama(config), mlp_gated=False)
 
@@ -77,7 +81,13 @@ def _hunyuan(config: Config) -> ModelShape:
 
 
 def _helium(config: Config) -> ModelShape:
-    return decoder(config, qkv_bias=config.yes("attention_bias"), mlp_bias=config.yes("mlp_bias"))
+    """Helium: its output matrix is as wide as the model on both sides, so that its heads together must be too."""
+    shape = decoder(config, qkv_bias=config.yes("attention_bias"), mlp_bias=config.yes("mlp_bias"))
+    if shape.heads * shape.head_dim != shape.hidden:
+        rule = f"is {shape.head_dim}; {shape.heads} heads of it must be as wide as hidden_size ({shape.hidden})"
+        config.refuse("CHOICE", "head_dim", rule, value=shape.head_dim)
+    config.settle()
+    return shape
 
 
 def _stablelm(config: Config) -> ModelShape:
@@ -112,6 +122,23 @@ def _starcoder2(config: Config) -> ModelShape:
     return slides_everywhere(config, shape)
 
 
+def _cwm(config: Config) -> ModelShape:
+    """CWM: the first of every four layers attends to everything."""
+    shape = replace(_llama(config), window=window_of(config))
+    return with_layer_types(config, shape, [i % 4 != 0 for i in range(shape.layers)])
+
+
+def _hyperclovax(config: Config) -> ModelShape:
+    return replace(_llama(config), norms_per_layer=4 if config.yes("use_post_norm") else 2)
+
+
+def _internlm3(config: Config) -> ModelShape:
+    """InternLM3, whose published files call its biases `qkv_bias` (of the whole attention) and `bias`."""
+    bias = config.yes("qkv_bias" if config.has("qkv_bias") else "attention_bias")
+    mlp = config.yes("bias" if config.has("bias") else "mlp_bias")
+    return decoder(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp)
+
+
 FAMILY = Family(
     "llama",
     {
@@ -134,9 +161,15 @@ FAMILY = Family(
         "ministral": _ministral,
         "ministral3": _sliding_everywhere,
         "glm4": _glm4,
+        "glm4v_text": _glm4v,
         "cohere2": _cohere2,
         "cohere": _cohere,
         "nemotron": _nemotron,
         "starcoder2": _starcoder2,
+        "cwm": _cwm,
+        "hyperclovax": _hyperclovax,
+        "internlm3": _internlm3,
+        "iquestcoder": _llama,
+        "jais2": _nemotron,
     },
 )

@@ -75,6 +75,26 @@ def _exaone_moe(config: Config) -> ModelShape:
     return with_experts(config, shape, moe, first_dense(config, shape.layers))
 
 
+def _hy_v3(config: Config) -> ModelShape:
+    """Hunyuan V3: the first layer is dense unless `mlp_layer_types` says."""
+    config.only("first_k_dense_replace", 1)
+    config.only("mlp_bias", False)
+    bias = config.yes("attention_bias")
+    shape = decoder(config, qk_norm="head", qkv_bias=bias, o_bias=bias)
+    moe = experts_beside_shared(config, "num_shared_experts", "num_experts", "num_local_experts")
+    return with_experts(config, shape, moe, first_dense(config.saying(first_k_dense_replace=1), shape.layers))
+
+
+def _mellum(config: Config) -> ModelShape:
+    bias = config.yes("attention_bias")
+    config.only("num_mtp_layers", 0)
+    shape = replace(decoder(config, qk_norm="head", qkv_bias=bias, o_bias=bias), window=window_of(config))
+    shape = with_layer_types(config, shape, [False] * shape.layers)
+    width = config.integer("moe_intermediate_size", high=MAX_FFN)
+    moe = experts(config, "num_experts", "num_local_experts", ffn=width)
+    return with_experts(config, shape, moe, first_dense(config, shape.layers))
+
+
 def _ernie_moe(config: Config) -> ModelShape:
     """ERNIE 4.5: experts in every `moe_layer_interval`-th layer from a first to a last; a correction of their scores."""
     config.only("use_bias", False)
@@ -111,10 +131,7 @@ def _uniform(config: Config, *keys: str) -> Config:
             config.refuse("CHOICE", key, "differs between layers; only one number for all layers can be read")
     config.settle()
     found = {key: values[0] for key, values in lists.items() if values}
-    return Config(
-        {**config.values, **found}, config.flag, path=config.path, ledger=config.ledger,
-        class_defaults=config.class_defaults, nested=config.nested,
-    )  # fmt: skip
+    return config.saying(**found)
 
 
 def _grok(config: Config) -> ModelShape:
@@ -229,5 +246,7 @@ FAMILY = Family(
         "dbrx": _dbrx,
         "llama4_text": _llama4,
         "mimo_v2_flash": _mimo_v2,
+        "hy_v3": _hy_v3,
+        "mellum": _mellum,
     },
 )

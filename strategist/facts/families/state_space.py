@@ -59,4 +59,4 @@ def _mamba2(config: Config) -> ModelShape:
     return _stack(config, ssm)
 
 
-FAMILY = Family("state space", {"mamba": _mamba, "mamba2": _mamba2})
+FAMILY = Family("state space", {"mamba": _mamba, "falcon_mamba": _mamba, "mamba2": _mamba2})

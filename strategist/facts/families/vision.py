@@ -1,4 +1,4 @@
-"""ViT, CLIP and ResNet from transformers configurations, FLUX from a diffusers one (transformers 5.23.0, diffusers 0.42.1)."""
+"""ViT, DeiT, DINOv2, CLIP and ResNet from transformers configurations, FLUX from a diffusers one (transformers 5.23.0, diffusers 0.42.1)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from strategist.facts.families.config import (
 )
 from strategist.facts.families.decoder import activation, checked_heads
 from strategist.facts.model import MAX_LAYERS, ModelShape
+from strategist.records import replace
 
 USUAL_IMAGE = 224
 """Side of the crops that ResNets are trained on (He et al. 2015, arXiv 1512.03385, section 3.4); their configurations name none."""
@@ -51,10 +52,15 @@ def _labels(config: Config) -> int:
 
 
 def _vit(config: Config) -> ModelShape:
+    return _patched(config, _labels(config), config.integer("intermediate_size", high=MAX_FFN))
+
+
+def _patched(config: Config, classes: int, width: int, tokens: int = 1) -> ModelShape:
+    """A ViT with so many labels, feed-forward width and tokens beside the patches."""
     heads = config.integer("num_attention_heads", high=MAX_HEADS)
     patch, image, patches = _patches(config)
     channels = config.optional("num_channels", high=MAX_WIDTH) or 3
-    extra = {"patch": patch, "image": image, "channels": channels, "classes": _labels(config), "cls": 1}
+    extra = {"patch": patch, "image": image, "channels": channels, "classes": classes, "cls": tokens}
     return checked_heads(
         config,
         ("num_attention_heads", "num_attention_heads"),
@@ -63,14 +69,14 @@ def _vit(config: Config) -> ModelShape:
         formula="vit",
         layers=config.integer("num_hidden_layers", high=MAX_LAYERS),
         hidden=config.integer("hidden_size", high=MAX_WIDTH),
-        ffn_hidden=config.integer("intermediate_size", high=MAX_FFN),
+        ffn_hidden=width,
         heads=heads,
         kv_heads=heads,
         vocab=0,
         tied=True,
-        max_seq=patches + 1,
+        max_seq=patches + tokens,
         pos="learned",
-        pos_rows=patches + 1,
+        pos_rows=patches + tokens,
         norm="layernorm",
         mlp_gated=False,
         mlp_act=activation(config, "hidden_act"),
@@ -79,6 +85,29 @@ def _vit(config: Config) -> ModelShape:
         o_bias=True,
         extra=tuple(sorted(extra.items())),
     )
+
+
+def _deit(config: Config) -> ModelShape:
+    """DeiT: a token of distillation beside the class token; with a teacher it has a classifier of its own."""
+    classes, named = _labels(config), config.list_of(str, "architectures", limit=16) or []
+    shape = _patched(config, classes, config.integer("intermediate_size", high=MAX_FFN), tokens=2)
+    second = classes * (shape.hidden + 1) if any(name.endswith("WithTeacher") for name in named) else 0
+    return replace(shape, extra_parameters=second)
+
+
+def _dinov2(config: Config) -> ModelShape:
+    """DINOv2: scales behind attention and feed-forward part, a token for masked patches, a classifier of class token and mean.
+    Registers, tokens without positions, are counted as rows of the table of positions."""
+    config.only("use_swiglu_ffn", False)
+    ratio, hidden = config.optional("mlp_ratio", high=64) or 4, config.integer("hidden_size", high=MAX_WIDTH)
+    classes = _labels(config)
+    config.ledger.notes.append(f"Counted with a classifier of {classes} labels.")
+    registers = config.optional("num_register_tokens", high=MAX_TOKENS, low=0) or 0
+    masked = 1 if config.yes("use_mask_token") or "use_mask_token" not in config.class_defaults else 0
+    shape = _patched(config, classes, ratio * hidden)
+    beside = (masked + classes) * hidden
+    shape = replace(shape, layer_extra_parameters=2 * hidden, extra_parameters=beside)
+    return replace(shape, max_seq=shape.max_seq + registers, pos_rows=shape.pos_rows + registers)
 
 
 def _clip(config: Config) -> ModelShape:
@@ -220,4 +249,16 @@ def _flux(config: Config) -> ModelShape:
     return completed(shape)
 
 
-FAMILY = Family("vision", {"vit": _vit, "clip": _clip, "resnet": _resnet, "FluxTransformer2DModel": _flux})
+FAMILY = Family(
+    "vision",
+    {
+        "vit": _vit,
+        "vit_msn": _vit,
+        "deit": _deit,
+        "dinov2": _dinov2,
+        "dinov2_with_registers": _dinov2,
+        "clip": _clip,
+        "resnet": _resnet,
+        "FluxTransformer2DModel": _flux,
+    },
+)
