@@ -49,6 +49,19 @@ def test_a_gpu_name_stands_for_its_reference_node() -> None:
     assert caught.value.code == "AMBIGUOUS"
 
 
+@pytest.mark.parametrize("said", ["gb200-nvl72", "DGX GB200 NVL72", "dgx-gb200-nvl72:1"])
+def test_a_rack_is_all_of_its_trays(said: str) -> None:
+    """An NVL72 is 72 GPUs in one domain of NVLink, which launchers see as 18 nodes; it was taken for one tray of four."""
+    resolved = resolve_cluster(said)
+    assert (resolved.cluster.nodes, resolved.cluster.world, what(resolved)) == (18, 72, {"nodes"})
+    assert [tier.span for tier in tiers(resolved.cluster)] == [72]
+    assert [tier.span for tier in tiers(load_cluster("gb300-nvl72:3"))] == [72, 216]
+    assert load_cluster("dgx-gb200-nvl72-tray").world == 4
+    with pytest.raises(InputError) as caught:
+        load_cluster("gb200-nvl72:100000")
+    assert caught.value.code == "TOO_LARGE"
+
+
 def test_nothing_said_is_the_reference_machine() -> None:
     """Without any source the reference machine is assumed, and the cluster says so."""
     resolved = resolve_cluster(None)
