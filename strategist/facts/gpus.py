@@ -60,6 +60,11 @@ def gpu_row(name: str) -> Row:
     return _rows()[name]
 
 
+def pair_Bps(gpu: Gpu) -> float | None:
+    """What two of these devices have between them where each pair has links of its own, by the catalogue; None where it does not say."""
+    return _scaled(_rows().get(gpu.name, {}).get("scaleup_pair_GBps"), 9)
+
+
 def gpus() -> tuple[Gpu, ...]:
     """Every device of the catalogue, in file order, the CPU last."""
     return tuple(gpu_by_id(name) for name in _rows())
