@@ -36,9 +36,15 @@ def run(options: Namespace) -> int:
         note(f"wrote {options.svg}", quiet=options.quiet or options.json)
     if options.json:
         show_document(
-            {"cluster": resolved.cluster, "tiers": tiers(resolved.cluster), "assumptions": resolved.assumptions}
+            {
+                "cluster": resolved.cluster,
+                "tiers": tiers(resolved.cluster),
+                "assumptions": resolved.assumptions,
+                "notes": resolved.notes,
+            }
         )
     elif not options.quiet:
-        rows = text_tree(resolved.cluster).splitlines()
+        assumed = [f"assumed {said.what}: {said.value}   set: {said.flag}" for said in resolved.assumptions]
+        rows = [*text_tree(resolved.cluster).splitlines(), *assumed, *(f"note {text}" for text in resolved.notes)]
         show_lines([piece for row in rows for piece in hung(row, width())], no_color=options.no_color)
     return 0

@@ -20,7 +20,7 @@ from strategist.facts.gpus import backend_of, find_gpu, gpu_by_id
 from strategist.facts.hardware import Cluster, Gpu, Node, NodeGroup
 from strategist.facts.lookup import Found
 from strategist.facts.machines import default_row, spread_over_racks
-from strategist.facts.nodes import find_node, node_by_id, reference_node
+from strategist.facts.nodes import find_node, find_rack, node_by_id, reference_node
 from strategist.facts.resolved import Assumption, Resolved
 from strategist.records import replace
 from strategist.units import format_gib, parse_integer, plain_text
@@ -93,6 +93,9 @@ def _from_name(text: str, flag: str) -> Resolved:
 
         return local_node()
     nodes = parse_integer(count, flag, high=MAX_NODES, example="dgx-h100:4") if colon else 1
+    tray = find_rack(plain_text(name, flag), flag)
+    if tray is not None:
+        return _racks(name, tray, nodes, flag)
     try:
         found = _named_node(name, flag)
     except InputError as unknown:
@@ -100,6 +103,16 @@ def _from_name(text: str, flag: str) -> Resolved:
             return _from_file(said, flag)
         raise
     return _catalogued(found, nodes)
+
+
+def _racks(name: str, tray: Node, racks: int, flag: str) -> Resolved:
+    """Whole racks, which schedulers and launchers see as that many nodes each."""
+    trays = tray.fast_domain // tray.gpus
+    source = f"{name} is a rack of {trays} nodes of {tray.gpus} GPUs"
+    said = Assumption(what="nodes", value=f"{trays} x {tray.name} in each rack", flag=flag, source=source)
+    nodes = bounded_count(racks * trays, flag, MAX_NODES)
+    cluster = Cluster(groups=(NodeGroup(node=tray, count=nodes),), origin="catalogue")
+    return Resolved(cluster=cluster, assumptions=(said,))
 
 
 def _named_node(name: str, flag: str) -> Found[Node]:

@@ -47,7 +47,8 @@ class DescribedLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedNode:
-    """`count` equal nodes. `intra_bw` is one GPU's, `inter_bw` the whole node's rate, one direction."""
+    """`count` equal nodes. `intra_bw` is one GPU's, `inter_bw` the whole node's rate, one direction; `matrix` is what `nvidia-smi topo -m`
+    prints there."""
 
     gpu: str
     gpu_count: int | None = None
@@ -63,6 +64,7 @@ class DescribedNode:
     rdma: bool | None = None
     ram: str | None = None
     links: tuple[DescribedLink, ...] = ()
+    matrix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

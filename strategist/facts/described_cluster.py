@@ -11,8 +11,10 @@ from strategist.facts.gpus import find_gpu
 from strategist.facts.hardware import Cluster, Gpu, Link, Node, NodeGroup, Topology
 from strategist.facts.lookup import fold
 from strategist.facts.machines import Overrides, device_rate, machine
+from strategist.facts.matrix_node import node_from_matrix
 from strategist.facts.nodes import reference_node
 from strategist.facts.resolved import Assumption, Resolved
+from strategist.facts.topo_matrix import Matrix, parse_matrix
 from strategist.facts.wiring import expanded, refuse_large
 from strategist.records import dataclass, replace
 from strategist.units import parse_bytes, parse_rate, plain_text
@@ -97,16 +99,16 @@ def _group(entry: _Entry) -> tuple[NodeGroup, tuple[Assumption, ...]]:
         inter_flag=entry.path("inter_bw"),
     )
     node, left_open = machine(gpu, gpus, stated, entry.nodes)
-    wired = _wired(entry, _dressed(entry, node))
+    wired, shown = _wired(entry, _dressed(entry, node))
     answered = _answered(said)
     kept = tuple(a for a in left_open if a.what not in answered)
-    return NodeGroup(node=wired, count=said.count, name=name), (*assumed, *kept)
+    return NodeGroup(node=wired, count=said.count, name=name), (*assumed, *kept, *shown)
 
 
 def _answered(said: DescribedNode) -> set[str]:
     """The assumptions that the document makes needless."""
     given = {
-        "links inside a node": bool(said.links or (said.topology and (said.intra_bw or said.pair_bw))),
+        "links inside a node": bool(said.links or said.matrix or (said.topology and (said.intra_bw or said.pair_bw))),
         "host memory of a node": said.ram is not None,
     }
     return {what for what, stated in given.items() if stated}
@@ -123,11 +125,26 @@ def _named_gpu(entry: _Entry) -> tuple[Gpu, tuple[Assumption, ...]]:
 
 
 def _gpu_count(entry: _Entry, gpu: Gpu, assumed: tuple[Assumption, ...]) -> tuple[int, tuple[Assumption, ...]]:
+    if entry.said.matrix is not None:
+        return _counted(entry), assumed
     if entry.said.gpu_count is not None:
         return bounded_count(entry.said.gpu_count, entry.path("gpu_count"), MAX_GPUS_PER_NODE), assumed
     usual = reference_node(gpu.name)
     count = usual.gpus if usual else 1
     return count, (*assumed, Assumption(what="GPUs per node", value=str(count), flag=entry.path("gpu_count")))
+
+
+def _counted(entry: _Entry) -> int:
+    """How many GPUs the matrix shows. Raises InputError CONFLICT where another count is stated."""
+    count, said = len(_matrix(entry).gpus), entry.said.gpu_count
+    if said not in (None, count):
+        path = entry.path("gpu_count")
+        raise InputError("CONFLICT", f"{path} is {said}, and the matrix shows {count}.", flag=path, value=said, hint="Leave the count out.")  # fmt: skip
+    return count
+
+
+def _matrix(entry: _Entry) -> Matrix:
+    return parse_matrix(entry.said.matrix or "", entry.path("matrix"))
 
 
 def _memory(entry: _Entry) -> int | None:
@@ -153,11 +170,31 @@ def _dressed(entry: _Entry, node: Node) -> Node:
     )
 
 
-def _wired(entry: _Entry, node: Node) -> Node:
-    """The node with the links or the topology of the document."""
+def _wired(entry: _Entry, node: Node) -> tuple[Node, tuple[Assumption, ...]]:
+    """The node with the links, the topology or the matrix of the document, and what a matrix leaves open."""
+    if entry.said.matrix is not None:
+        return _pictured(entry, node)
     if entry.said.links:
-        return _linked(entry, node)
-    return node if entry.said.topology is None else _shaped(entry, node, entry.said.topology)
+        return _linked(entry, node), ()
+    return node if entry.said.topology is None else _shaped(entry, node, entry.said.topology), ()
+
+
+def _pictured(entry: _Entry, node: Node) -> tuple[Node, tuple[Assumption, ...]]:
+    """The node as its matrix shows it, which cannot see a rack beyond the node. Raises InputError CONFLICT beside other words for the same links."""
+    for key in ("links", "topology", "intra_bw", "pair_bw"):
+        if getattr(entry.said, key):
+            raise InputError("CONFLICT", f"{entry.path('matrix')} and {entry.path(key)} both say how GPUs are joined.", flag=entry.path(key), hint="Keep one of them.")  # fmt: skip
+    seen, assumed = node_from_matrix(_matrix(entry), node.gpu)
+    pictured = replace(
+        node,
+        topology=seen.topology,
+        fast_domain=node.fast_domain if seen.topology == node.topology == "nvswitch" else seen.fast_domain,
+        intra_Bps=seen.intra_Bps,
+        pair_Bps=seen.pair_Bps,
+        links=seen.links,
+        source=f"{entry.path('matrix')}; the rest: {node.source}",
+    )
+    return pictured, assumed
 
 
 def _linked(entry: _Entry, node: Node) -> Node:

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from strategist.errors import ImpossibleError, InputError, shown
 from strategist.facts.domains import inner_tiers
 from strategist.facts.gpus import find_gpu
-from strategist.facts.hardware import Cluster, NodeGroup
-from strategist.facts.machines import Overrides, machine, spread_over_racks
+from strategist.facts.hardware import Cluster, Node, NodeGroup
+from strategist.facts.machines import Overrides, device_rate, machine, spread_over_racks
 from strategist.facts.network import network_tier
 from strategist.facts.nodes import reference_node
 from strategist.facts.resolved import Assumption, Resolved
-from strategist.records import dataclass
-from strategist.units import HIGHEST_RATE_BPS, LOWEST_RATE_BPS, TIB, parse_bytes, parse_integer, parse_rate, plain_text
+from strategist.records import dataclass, replace
+from strategist.units import (
+    HIGHEST_RATE_BPS,
+    LOWEST_RATE_BPS,
+    TIB,
+    format_rate,
+    parse_bytes,
+    parse_integer,
+    parse_rate,
+    plain_text,
+)
 
 MAX_GPUS_PER_NODE = 1024
 MAX_NODES = 131072
 MAX_MEMORY_BYTES = 16 * TIB
+ROUNDED = 1.05
+"""Figures of links are printed with two digits."""
 
 T = TypeVar("T")
 
@@ -119,12 +130,29 @@ def _usual_count(gpu: str) -> int:
 
 
 def checked_network(resolved: Resolved) -> Resolved:
-    """`resolved`, when its nodes can reach each other, and the devices of each node. Raises ImpossibleError NO_PATH."""
+    """`resolved`, when its nodes can reach each other, and the devices of each node; with a note on rates that their devices cannot have.
+    Raises ImpossibleError NO_PATH."""
     for group in resolved.cluster.groups:
         _joined_inside(group)
-    if resolved.cluster.nodes > 1 and not resolved.cluster.links:
+    if not resolved.cluster.links and not _is_one_domain(resolved.cluster):
         network_tier(resolved.cluster)
-    return resolved
+    doubtful = dict.fromkeys(note for group in resolved.cluster.groups for note in _both_directions(group.node))
+    return replace(resolved, notes=(*resolved.notes, *doubtful))
+
+
+def _is_one_domain(cluster: Cluster) -> bool:
+    """True for one node, and for nodes of one rack, which need no network beside the links that they share."""
+    return cluster.nodes == 1 or (len(cluster.groups) == 1 and cluster.groups[0].node.fast_domain >= cluster.world)
+
+
+def _both_directions(node: Node) -> Iterator[str]:
+    """A note where a device would send more into its node than its own links carry: vendors add up both directions."""
+    most = device_rate(node.gpu, node.topology)
+    if most and not node.links and node.intra_Bps > ROUNDED * most:
+        yield (
+            f"{node.gpu.title} sends {format_rate(most)} into its node by the catalogue, and {format_rate(node.intra_Bps)} was stated. "
+            "Rates here are one direction; vendors print both together."
+        )
 
 
 def _joined_inside(group: NodeGroup) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Literal
 
 from strategist.catalog import Row, rows
-from strategist.errors import ImpossibleError
+from strategist.errors import ImpossibleError, InputError
 from strategist.facts.hardware import Basis, Gpu
 from strategist.facts.lookup import Found, Names, fold, resolve, words
 from strategist.units import MIB
@@ -21,10 +22,30 @@ _VENDOR_BACKENDS: dict[str, Literal["nccl", "gloo"]] = {"NVIDIA": "nccl", "AMD":
 """ROCm builds of torch answer to the name nccl and call RCCL."""
 
 
+_BRANDS = {"nvidia": "NVIDIA", "geforce": "NVIDIA", "tesla": "NVIDIA", "amd": "AMD", "instinct": "AMD", "radeon": "AMD"}
+"""What may stand before a card's name, and the vendor that it is a brand of."""
+
+
 def find_gpu(name: str, flag: str = "--gpu") -> Found[Gpu]:
-    """The device called `name`. Raises InputError UNKNOWN_GPU, AMBIGUOUS, EMPTY or CONTROL_CHAR."""
-    found = resolve(name, gpu_names(flag))
+    """The device called `name`, with or without its vendor's brands. Raises InputError UNKNOWN_GPU, AMBIGUOUS, EMPTY or CONTROL_CHAR."""
+    names = gpu_names(flag)
+    try:
+        found = resolve(name, names)
+    except InputError as unknown:
+        bare, vendors = _without_brands(name)
+        if unknown.code != "UNKNOWN_GPU" or not bare or bare == name:
+            raise
+        found = resolve(bare, names)
+        if vendors != {gpu_row(found.value)["vendor"]}:
+            raise
     return Found(gpu_by_id(found.value), found.assumed)
+
+
+def _without_brands(name: str) -> tuple[str, set[str]]:
+    """`name` without the brands that it begins with, and their vendors."""
+    said = re.split(r"[\s_-]+", name.strip())
+    count = next((i for i, word in enumerate(said) if word.lower() not in _BRANDS), len(said))
+    return " ".join(said[count:]), {_BRANDS[word.lower()] for word in said[:count]}
 
 
 @cache
@@ -37,6 +58,11 @@ def gpu_by_id(name: str) -> Gpu:
 def gpu_row(name: str) -> Row:
     """What the catalogue says of the device with this canonical name, which must exist."""
     return _rows()[name]
+
+
+def pair_Bps(gpu: Gpu) -> float | None:
+    """What two of these devices have between them where each pair has links of its own, by the catalogue; None where it does not say."""
+    return _scaled(_rows().get(gpu.name, {}).get("scaleup_pair_GBps"), 9)
 
 
 def gpus() -> tuple[Gpu, ...]:

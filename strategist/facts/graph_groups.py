@@ -10,7 +10,8 @@ narrowest cut that separates some of its pieces from others, where
 * the capacity of a link between two vertices that are not devices (uplinks, root links, links between switches) is
   divided evenly by the number of islands that use it: those with two pieces between which a shortest route crosses it.
 
-The group's rate is that of its slowest island; a group that no level joins as a whole has rate 0.
+The group's rate is that of its slowest island; a group that no level joins as a whole has rate 0. What collectives reach of
+a rate depends on the links, so every level that a group crosses is kept: the widest link may be the last to be filled.
 """
 
 from __future__ import annotations
@@ -32,6 +33,18 @@ Island = tuple[Piece, ...]
 Edge = frozenset[str]
 
 
+class Crossing(NamedTuple):
+    """What one island gets at the level that joins its pieces: the narrowest cut and the kind of link that it cuts; how many devices
+    the island has, and how many pass the same vertices with it, as those of all groups in a host's memory do; and the rate of the
+    widest link of this level that one of its devices has."""
+
+    Bps: float
+    kind: Kind
+    devices: int
+    sharing: int
+    card_Bps: float
+
+
 class Limit(NamedTuple):
     """The rate of a group and the kind of link that limits it; a group of one is not limited by any."""
 
@@ -41,18 +54,29 @@ class Limit(NamedTuple):
 
 def group_bandwidth_on_graph(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[Limit, ...]:
     """The limit of every group of ranks; `groups` are all groups of one axis, each rank in at most one of them."""
+    crossed = crossings_on_graph(graph, groups)
+    return tuple(Limit(0.0, None) if found is None else _least(found) for found in crossed)
+
+
+def _least(crossings: Sequence[Crossing]) -> Limit:
+    least = min(crossings, key=lambda crossing: crossing.Bps, default=None)
+    return Limit(float("inf"), None) if least is None else Limit(least.Bps, least.kind)
+
+
+def crossings_on_graph(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[tuple[Crossing, ...] | None, ...]:
+    """What the islands of every group cross, lower levels first; None for a group that no level joins as a whole."""
     device = {data["rank"]: vertex for vertex, data in graph.nodes(data=True) if data["kind"] == "gpu"}
     pieces: list[Island] = [tuple(frozenset([device[rank]]) for rank in group) for group in groups]
-    limits = [Limit(float("inf"), None) for _ in groups]
+    crossed: list[list[Crossing]] = [[] for _ in groups]
     for level in range(len(LEVELS)):
         part = _up_to(graph, level)
         islands = [_islands(part, held) for held in pieces]
-        loads = Counter(edge for held in islands for island in held for edge in _used(part, island))
-        for index, held in enumerate(islands):
-            reached = (_island_limit(part, island, loads, level) for island in held if len(island) > 1)
-            limits[index] = min((limits[index], *reached), key=lambda limit: limit.Bps)
+        meeting = [_Meeting(part, island) for held in islands for island in held if len(island) > 1]
+        loads = Counter(edge for one in meeting for edge in one.edges)
+        for found, held in zip(crossed, islands, strict=True):
+            found += (_crossing(part, one, loads, level, meeting) for one in meeting if one.island in held)
         pieces = [tuple(frozenset[str]().union(*island) for island in held) for held in islands]
-    return tuple(Limit(0.0, None) if len(held) > 1 else limit for held, limit in zip(pieces, limits, strict=True))
+    return tuple(None if len(held) > 1 else tuple(found) for held, found in zip(pieces, crossed, strict=True))
 
 
 def axis_groups(world: int, size: int, stride: int) -> Iterator[tuple[int, ...]]:
@@ -112,15 +136,21 @@ def _contracted(part: Graph, island: Island, loads: Counter[Edge]) -> Graph:
     return small
 
 
-def _used(part: Graph, island: Island) -> Iterator[Edge]:
-    """The links between non-devices on which two pieces of the island have a shortest route."""
-    if len(island) == 1:
-        return
-    small = _contracted(part, island, Counter())
-    shared = [(a, b) for a, b in small.edges if not a.startswith("piece") and not b.startswith("piece")]
-    if shared:
+class _Meeting:
+    """Where the pieces of an island meet: the vertices that are no devices and the links between them, on shortest routes of two pieces."""
+
+    def __init__(self, part: Graph, island: Island) -> None:
+        small = _contracted(part, island, Counter())
         far = [_steps(small, f"piece{i}") for i in range(len(island))]
-        yield from (frozenset(edge) for edge in shared if _is_on_route(edge, far))
+        on_route = [edge for edge in small.edges if _is_on_route(edge, far)]
+        self.island = island
+        self.devices = frozenset[str]().union(*island)
+        self.edges = [frozenset(edge) for edge in on_route if not _ends_in_a_piece(edge)]
+        self.vertices = {end for edge in on_route for end in edge if not end.startswith("piece")}
+
+
+def _ends_in_a_piece(edge: tuple[str, str]) -> bool:
+    return any(end.startswith("piece") for end in edge)
 
 
 def _steps(small: Graph, start: str) -> dict[str, int]:
@@ -137,11 +167,19 @@ def _is_on_route(edge: tuple[str, str], far: Sequence[dict[str, int]]) -> bool:
     )
 
 
-def _island_limit(part: Graph, island: Island, loads: Counter[Edge], level: int) -> Limit:
-    names = [f"piece{i}" for i in range(len(island))]
-    small = without_dead_ends(_contracted(part, island, loads), names)
+def _crossing(part: Graph, one: _Meeting, loads: Counter[Edge], level: int, meeting: Sequence[_Meeting]) -> Crossing:
+    names = [f"piece{i}" for i in range(len(one.island))]
+    small = without_dead_ends(_contracted(part, one.island, loads), names)
     kinds = [(data["capacity"], data["kind"]) for _, _, data in small.edges(data=True) if data["level"] == level]
-    return Limit(narrowest_cut(small, names), min(kinds)[1])
+    beside = (other.devices for other in meeting if other is one or one.vertices & other.vertices)
+    own = [data["Bps"] for device in one.devices for data in part.adj[device].values() if data["level"] == level]
+    return Crossing(
+        Bps=narrowest_cut(small, names),
+        kind=min(kinds)[1],
+        devices=len(one.devices),
+        sharing=len(frozenset[str]().union(*beside)),
+        card_Bps=max(own, default=0.0),
+    )
 
 
 def narrowest_cut(small: Graph, pieces: Sequence[str]) -> float:

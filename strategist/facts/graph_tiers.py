@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from strategist.facts.blocks import block_tiers, joined, tilings
 from strategist.facts.domains import inner_tiers
-from strategist.facts.graph_groups import Limit, axis_groups, group_bandwidth_on_graph
+from strategist.facts.graph_groups import Crossing, axis_groups, crossings_on_graph
 from strategist.facts.hardware import Cluster, NodeGroup
 from strategist.facts.link_efficiency import efficiency
 from strategist.facts.meshes import is_mesh
 from strategist.facts.network import network_tier
-from strategist.facts.tier import Cut, Kind, Tier
+from strategist.facts.tier import HOST, SHARED_MEDIA, Cut, Share, Tier
 from strategist.facts.topology import graph
 from strategist.facts.wiring import has_equal_counts, refuse_large
 from strategist.records import replace
@@ -97,13 +97,44 @@ def _of_whole_nodes(cluster: Cluster) -> Cluster:
 
 def _cuts(cluster: Cluster) -> tuple[Cut, ...]:
     built, arch = graph(cluster), cluster.groups[0].node.gpu.arch
-    found = []
-    for members, stride in tilings(cluster.world):
-        limits = group_bandwidth_on_graph(built, list(axis_groups(cluster.world, members, stride)))
-        found.append(_cut(min(limits, key=lambda limit: limit.Bps), members, stride, arch))
-    return tuple(found)
+    return tuple(
+        _cut(crossings_on_graph(built, list(axis_groups(cluster.world, members, stride))), members, stride, arch)
+        for members, stride in tilings(cluster.world)
+    )
 
 
-def _cut(limit: Limit, members: int, stride: int, arch: str) -> Cut:
-    kind: Kind = limit.kind or "tcp"
-    return Cut(members, stride, limit.Bps, kind, efficiency(kind, arch, in_switch=False).share(members))
+def _cut(groups: Sequence[tuple[Crossing, ...] | None], members: int, stride: int, arch: str) -> Cut:
+    """The worst that groups of one layout get: the narrowest cut, and what collectives reach over the slowest links, which may be others."""
+    if any(group is None for group in groups):
+        return Cut(members, stride, 0.0, "tcp", efficiency("tcp").share(members))
+    crossings = [crossing for group in groups for crossing in group or ()]
+    Bps = min(crossing.Bps for crossing in crossings)
+    reached = [(crossing, _reached(crossing, arch)) for crossing in crossings]
+    slowest, share = min(reached, key=lambda pair: pair[1].ring)
+    worst = Share(
+        gpus=members,
+        ring=share.ring / Bps,
+        all_reduce=min(found.all_reduce for _, found in reached) / Bps,
+        all_to_all=min(found.all_to_all for _, found in reached) / Bps,
+        fill_s=max(found.fill_s for _, found in reached),
+    )
+    return Cut(members, stride, Bps, slowest.kind, worst)
+
+
+def _reached(crossing: Crossing, arch: str) -> Share:
+    """What collectives reach of a crossing, in bytes per second.
+
+    Shares of links through the host are measured over a card's own link, on whole machines: where all devices share the host's memory they
+    hold for all that talk, and a link inside the host that is narrower than a card's counts once, as between two devices.
+    """
+    known = efficiency(crossing.kind, arch, in_switch=False)
+    share = known.share(crossing.sharing if crossing.kind in SHARED_MEDIA else crossing.devices)
+    pair = known.share(2) if crossing.kind in HOST else share
+    widest = max(crossing.Bps, crossing.card_Bps) if crossing.kind in HOST else crossing.Bps
+    return Share(
+        gpus=crossing.devices,
+        ring=min(crossing.Bps * pair.ring, widest * share.ring),
+        all_reduce=min(crossing.Bps * pair.all_reduce, widest * share.all_reduce),
+        all_to_all=min(crossing.Bps * pair.all_to_all, widest * share.all_to_all),
+        fill_s=share.fill_s,
+    )

@@ -6,6 +6,7 @@ wrong type is told before a missing or unknown key, and so is a link that leads 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +14,9 @@ from strategist.errors import InputError, StaleError, shown
 from strategist.facts.described import DescribedGpu, DescribedLink, DescribedNode, Paths
 from strategist.facts.described_cluster import build_cluster
 from strategist.facts.resolved import Resolved
+from strategist.facts.topo_matrix import is_matrix
 from strategist.facts.wiring import refuse_bad_wiring
-from strategist.reading import checked, read_document
+from strategist.reading import PARSERS, checked, parse_document, read_text
 from strategist.records import dataclass
 
 FORMAT = "strategist-hardware/1"
@@ -48,7 +50,26 @@ class NodesFile:
 
 def cluster_from_file(path: str, flag: str = "--hardware") -> Resolved:
     """The cluster in a file. Raises InputError for the file, its syntax and its keys; see cluster_from_document."""
-    return cluster_from_document(read_document(path, flag), flag)
+    text = read_text(path, flag)
+    if is_matrix(text) and os.path.splitext(path)[1].lower() not in PARSERS:
+        raise InputError("KIND", f"{flag} is a topology matrix, which does not say what GPUs these are.", flag=flag, value=path, hint="Put it under `matrix` of a node in a hardware file, beside `gpu` (docs/hardware.md).")  # fmt: skip
+    document = parse_document(path, text, flag)
+    return cluster_from_document(_with_matrices(document, os.path.dirname(path)), flag)
+
+
+def _with_matrices(document: Any, folder: str) -> Any:
+    """The document with the text of each matrix that it names as a file beside it."""
+    nodes = document.get("nodes") if isinstance(document, Mapping) else None
+    if not isinstance(nodes, list):
+        return document
+    return {**document, "nodes": [_with_matrix(node, folder, index) for index, node in enumerate(nodes)]}
+
+
+def _with_matrix(node: Any, folder: str, index: int) -> Any:
+    named = node.get("matrix") if isinstance(node, Mapping) else None
+    if not isinstance(named, str) or "\n" in named:
+        return node
+    return {**node, "matrix": read_text(os.path.join(folder, named), f"$.nodes[{index}].matrix")}
 
 
 def cluster_from_document(value: Any, flag: str = "--hardware") -> Resolved:

@@ -161,20 +161,27 @@ def _weakest_gpu(cards: list[Card]) -> tuple[Gpu, tuple[Assumption, ...]]:
 
 
 def known_gpu(name: str) -> Gpu:
-    """The catalogue's GPU with this driver name. Raises InputError UNKNOWN_GPU saying how to describe another one."""
+    """The catalogue's GPU with this driver name, which says all of it. Raises InputError UNKNOWN_GPU saying how to describe another one."""
     try:
-        return find_gpu(name, "NVML").value
+        found = find_gpu(name, "NVML")
     except InputError as problem:
-        titles = {f"{gpu.vendor} {gpu.title}": gpu.name for gpu in gpus()}
-        near = [titles[title] for title in nearest(name, titles)]
-        similar = f"Near names: {', '.join(near)}. " if near else ""
-        raise InputError(
-            "UNKNOWN_GPU",
-            f"This machine has a GPU that no catalogue row describes: {shown(name)}.",
-            flag="--hardware",
-            value=name,
-            hint=f"{similar}Describe it under `gpus` in a hardware file (docs/hardware.md).",
-        ) from problem
+        raise _unknown_card(name) from problem
+    if found.assumed:
+        raise _unknown_card(name)
+    return found.value
+
+
+def _unknown_card(name: str) -> InputError:
+    titles = {f"{gpu.vendor} {gpu.title}": gpu.name for gpu in gpus()}
+    near = [titles[title] for title in nearest(name, titles)]
+    similar = f"Near names: {', '.join(near)}. " if near else ""
+    return InputError(
+        "UNKNOWN_GPU",
+        f"This machine has a GPU that no catalogue row describes: {shown(name)}.",
+        flag="--hardware",
+        value=name,
+        hint=f"{similar}Describe it under `gpus` in a hardware file (docs/hardware.md).",
+    )
 
 
 def _wired(gpu: Gpu, count: int, look: Senses) -> tuple[Node, tuple[Assumption, ...], tuple[str, ...]]:

@@ -14,6 +14,9 @@ T = TypeVar("T")
 
 NAME_LIMIT = 200
 
+OTHER_PRODUCTS = ("ti", "s", "d")
+"""Letters behind a number that make another product of it: an RTX 2080 is no 2080 Ti, a V100 no V100S."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[T]):
@@ -101,7 +104,8 @@ def _choices(folded: str, names: Names, *, whole: bool) -> list[str]:
 def _fits(folded: str, parts: Sequence[str], whole: bool) -> bool:
     """True when `folded` is made of beginnings of `parts` in order, the first part included.
 
-    With `whole`, parts must be used completely: `a100-80gb` then fits a100-sxm-80gb and `a100-8` does not.
+    With `whole`, parts must be used completely: `a100-80gb` then fits a100-sxm-80gb and `a100-80` does not. Without it
+    a number is still not cut: `g2-standard-4` is not g2-standard-48.
     """
     return bool(folded) and bool(parts) and any(_rest_fits(folded[n:], parts[1:], whole) for n in _taken(folded, parts[0], whole))  # fmt: skip
 
@@ -119,4 +123,10 @@ def _rest_fits(folded: str, parts: Sequence[str], whole: bool) -> bool:
 def _taken(folded: str, part: str, whole: bool) -> Iterator[int]:
     """How many characters of `folded` may come from `part`, most first."""
     lengths: Iterable[int] = (len(part),) if whole else range(len(part), 0, -1)
-    return (n for n in lengths if len(folded) >= n and folded.startswith(part[:n]))
+    return (n for n in lengths if len(folded) >= n and folded.startswith(part[:n]) and _may_end(part, n))
+
+
+def _may_end(part: str, n: int) -> bool:
+    """True where the beginning of a part may stand for it: not within a number, nor before letters that make another product of it."""
+    rest = part[n:]
+    return not (part[n - 1].isdigit() and (rest[:1].isdigit() or rest in OTHER_PRODUCTS))

@@ -11,6 +11,7 @@ from itertools import combinations
 
 from strategist.catalog import rows
 from strategist.errors import InputError
+from strategist.facts.gpus import pair_Bps
 from strategist.facts.hardware import Gpu, Link, Node, Topology
 from strategist.facts.machines import default_row
 from strategist.facts.resolved import Assumption
@@ -106,14 +107,20 @@ def _picture(seen: _Seen, gpu: Gpu) -> _Picture:
     if seen.count == 1:
         return _Picture("none", 0.0, 0.0)
     if seen.kinds == {"XGMI"}:
-        rate = gpu.scale_up_Bps or 0.0
-        return _Picture("xgmi-mesh", rate, rate / (seen.count - 1))
+        return _infinity_mesh(gpu, seen.count - 1)
     if seen.bonds:
         return _bonded(seen, gpu)
     host_Bps = gpu.host_Bps or 0.0
     if len(seen.kinds) == 1:
         return _Picture("pcie-switch" if seen.kinds <= set(SWITCHED) else "pcie-host", host_Bps, host_Bps)
     return _linked(seen, tuple(_host_links(seen, host_Bps)))
+
+
+def _infinity_mesh(gpu: Gpu, peers: int) -> _Picture:
+    """Links that each join two cards: those to cards that are not there, or that others use, are of no use to the rest."""
+    whole = gpu.scale_up_Bps or 0.0
+    each = min(pair_Bps(gpu) or whole, whole / peers)
+    return _Picture("xgmi-mesh", each * peers, each)
 
 
 def _bonded(seen: _Seen, gpu: Gpu) -> _Picture:
@@ -126,7 +133,7 @@ def _bonded(seen: _Seen, gpu: Gpu) -> _Picture:
             return _Picture("nvlink-mesh", each * (seen.count - 1) * link_Bps, each * link_Bps)
         bridged = seen.count == 2 and gpu.scale_up.startswith("pcie")
         return _Picture("nvlink-pairs" if bridged else "nvswitch", each * link_Bps, each * link_Bps)
-    if set(bonds) == {(i, i + 1) for i in range(0, seen.count - 1, 2)} and len(set(bonds.values())) == 1:
+    if set(bonds) == {(i, i + 1) for i in range(0, seen.count, 2)} and len(set(bonds.values())) == 1:
         return _Picture("nvlink-pairs", each * link_Bps, each * link_Bps)
     mesh = tuple(Link(a=f"gpu{a}", b=f"gpu{b}", kind="nvlink", Bps=n * link_Bps) for (a, b), n in bonds.items())
     if len(seen.joined(lambda a, b: (a, b) in bonds)) == 1:

@@ -13,11 +13,26 @@ from strategist.units import GB
 _BASIS: dict[str, Basis] = {"typical": "assumed", "derived": "derived"}
 """Of the status of a row; everything else was stated by a vendor, a provider or somebody quoting them."""
 
+_KINDS = ("system", "cloud", "workstation", "site", "part")
+"""Kinds of rows that may stand for a GPU that nobody placed, best first."""
+
+_PLACED = ("site", "part")
+"""Computing centres and parts of machines: they stand for a GPU only where nothing else carries it."""
+
+_BEFORE_NAMES = {"AWS": "ml.", "Azure": "standard_"}
+"""What a provider's own tools write before the name of an instance: SageMaker, and Azure's size names."""
+
 
 def find_node(name: str, flag: str = "--hardware") -> Found[Node]:
     """The node type called `name`, with or without its provider. Raises InputError UNKNOWN_NODE, AMBIGUOUS, ..."""
     found = resolve(name, node_names(flag))
     return Found(node_by_id(found.value), found.assumed)
+
+
+def find_rack(name: str, flag: str = "--hardware") -> Node | None:
+    """The tray of the rack called `name`, which is the tray's name without that word; None for any other name."""
+    tray = node_names(flag).exact.get(fold(f"{name} tray"))
+    return None if tray is None else node_by_id(tray)
 
 
 @cache
@@ -41,7 +56,7 @@ def node_names(flag: str) -> Names:
     """The names that `find_node` knows."""
     listed = rows("nodes")
     return Names(
-        exact={fold(said): row["name"] for row in listed for said in (row["name"], *row.get("aliases", ()))},
+        exact={fold(said): row["name"] for row in listed for said in _exact(row)},
         short={},
         parts={row["name"]: _spellings(row) for row in listed},
         flag=flag,
@@ -49,6 +64,13 @@ def node_names(flag: str) -> Names:
         noun="node type",
         table="nodes",
     )
+
+
+def _exact(row: Row) -> tuple[str, ...]:
+    """The names that mean exactly this row."""
+    aliases = row.get("aliases", ())
+    before = _BEFORE_NAMES.get(row["provider"])
+    return (row["name"], *aliases, *(f"{before}{alias}" for alias in aliases if before))
 
 
 def _spellings(row: Row) -> tuple[tuple[str, ...], ...]:
@@ -63,15 +85,20 @@ def reference_node(gpu: str, gpus: int | None = None) -> Node | None:
     Vendor systems go before cloud nodes, and those before workstations; among equals the earlier row. Without `gpus`
     the best row of any count. None when the catalogue has no such node.
     """
-    order = {"system": 0, "cloud": 1, "workstation": 2}
-    fitting = [r for r in rows("nodes") if r["gpu"] == gpu and gpus in (None, r["gpus_per_node"])]
-    best = min(fitting, key=lambda row: order[row["kind"]], default=None)
+    fitting = [row for row in _of_gpu(gpu) if gpus in (None, row["gpus_per_node"])]
+    best = min(fitting, key=lambda row: _KINDS.index(row["kind"]), default=None)
     return None if best is None else node_by_id(best["name"])
 
 
 def reference_counts(gpu: str) -> tuple[int, ...]:
     """How many GPUs of this kind the nodes of the catalogue have, ascending."""
-    return tuple(sorted({row["gpus_per_node"] for row in rows("nodes") if row["gpu"] == gpu}))
+    return tuple(sorted({row["gpus_per_node"] for row in _of_gpu(gpu)}))
+
+
+def _of_gpu(gpu: str) -> list[Row]:
+    """The rows that may stand for a GPU of this kind."""
+    carrying = [row for row in rows("nodes") if row["gpu"] == gpu]
+    return [row for row in carrying if row["kind"] not in _PLACED] or carrying
 
 
 def _node(row: Row) -> Node:

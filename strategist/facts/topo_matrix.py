@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import dropwhile, takewhile
 
 from strategist.errors import InputError, is_hostile, shown
 from strategist.records import dataclass, field
@@ -17,7 +18,9 @@ CELL = re.compile(r"NV[1-9][0-9]?|XGMI|SYS|NODE|PHB|PXB|PIX")
 OLD_WORDS = {"SOC": "SYS", "PCIE": "PHB", "SELF": "X", "?": "?"}
 """Words of old drivers and of AMD's tool, in today's words."""
 
-_DEVICE = re.compile(r"GPU[0-9]+|NIC[0-9]+|mlx[0-9]+_[0-9]+(?:_bond)?|[a-z]+[0-9]+(?:[a-z_][a-z0-9_]*)?")
+_DEVICE = re.compile(
+    r"GPU[0-9]+|NIC[0-9]+|mlx[0-9]+_[0-9]+(?:_bond)?|(?:bnxt_re|ionic_)[0-9]+|[a-z]+[0-9]+(?:[a-z_][a-z0-9_]*)?"
+)
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _LEGEND = re.compile(r"\s*(NIC[0-9]+):\s*(\S+)\s*")
 
@@ -60,7 +63,7 @@ def parse_matrix(text: str, flag: str = "nvidia-smi topo -m") -> Matrix:
     lines = list(_clean_lines(text, flag))
     if any(line.strip().startswith("LINK TYPE TABLE") for line in lines):
         return _parse_link_types(lines, flag)
-    start = next((i for i, line in enumerate(lines) if line.split() and line.split()[0] == "GPU0"), None)
+    start = _header_at(lines)
     if start is None:
         raise _refusal(flag, "there is no header line that starts with GPU0", "Paste the whole output.")
     header = _Header(lines[start], flag)
@@ -70,6 +73,16 @@ def parse_matrix(text: str, flag: str = "nvidia-smi topo -m") -> Matrix:
     found = (_LEGEND.fullmatch(line) for line in lines)
     names = {match[1]: match[2] for match in found if match}
     return Matrix(header.devices, _symmetric([row.cells for row in rows], header.devices, flag), affinity, names)
+
+
+def is_matrix(text: str) -> bool:
+    """True for text that looks like the tool's output, readable or not."""
+    lines = _ESCAPE.sub("", text).splitlines()
+    return _header_at(lines) is not None and any(line.split()[:2] == ["GPU0", "X"] for line in lines)
+
+
+def _header_at(lines: Sequence[str]) -> int | None:
+    return next((i for i, line in enumerate(lines) if line.split() and line.split()[0] == "GPU0"), None)
 
 
 def _clean_lines(text: str, flag: str) -> Iterator[str]:
@@ -172,10 +185,15 @@ def _known(one: str, other: str) -> str | None:
     return None if seen == "?" else seen
 
 
+def _first_block(lines: Iterable[str]) -> Iterator[str]:
+    """The lines up to the next blank one: further tables follow."""
+    return takewhile(str.strip, dropwhile(lambda line: not line.strip(), lines))
+
+
 def _parse_link_types(lines: Sequence[str], flag: str) -> Matrix:
     """AMD's table: devices by PCI address, which become GPU0, GPU1, ... in their order."""
     start = next(i for i, line in enumerate(lines) if line.strip().startswith("LINK TYPE TABLE"))
-    table = [line.split() for line in lines[start + 1 :] if line.strip()]
+    table = [line.split() for line in _first_block(lines[start + 1 :])]
     if not table or any(len(row) != len(table[0]) + 1 for row in table[1:]) or len(table) != len(table[0]) + 1:
         raise _refusal(flag, "the link type table is not square", "Paste the whole table.")
     addresses = table[0]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from strategist.document.estimate import MEMORY_TERMS, StageMemory
 from strategist.document.plan import Costed, Plan, Strategy
 from strategist.document.verification import Verification
+from strategist.facts.hardware import Node
 from strategist.facts.model import LOOKED_UP
 from strategist.facts.parameters import count, without_adapters
 from strategist.reports.lines import HELD, Line, Span, Style, bar, line, phrases, table, wrapped
@@ -39,10 +40,20 @@ def hardware_words(plan: Costed) -> str:
     parts = []
     for group in plan.cluster.groups:
         node = group.node
-        link = f", {node.topology} {format_rate(node.intra_Bps)} each way" if node.gpus > 1 and node.intra_Bps else ""
-        network = f", {format_rate(node.inter_Bps)} per node between nodes" if plan.cluster.nodes > 1 else ""
-        parts.append(f"{group.count} node{'s' * (group.count > 1)} x {node.gpus} x {node.gpu.title}{link}{network}")
-    return "; ".join(parts)
+        network = f", {format_rate(node.inter_Bps)} per node between nodes" if plan.cluster.nodes > 1 and node.inter_Bps else ""  # fmt: skip
+        parts.append(f"{group.count} node{'s' * (group.count > 1)} x {node.gpus} x {node.gpu.title}{_inside(node)}{network}")  # fmt: skip
+    spine = plan.cluster.oversubscription
+    return "; ".join(parts) + (f"; {spine:g} times oversubscribed" if spine != 1.0 else "")
+
+
+def _inside(node: Node) -> str:
+    """What joins the devices of a node, or of a rack of nodes."""
+    if node.gpus == 1 or not node.intra_Bps:
+        return ""
+    if node.links and node.topology == "none":
+        return f", linked one by one, at most {format_rate(node.intra_Bps)} each way"
+    rack = f" among {node.fast_domain}" if node.fast_domain > node.gpus else ""
+    return f", {node.topology} {format_rate(node.intra_Bps)} each way{rack}"
 
 
 def model_words(plan: Costed) -> str:

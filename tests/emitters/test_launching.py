@@ -221,6 +221,16 @@ def test_slurm_starts_one_task_per_node(tmp_path: Path) -> None:
     assert directives == ["--job-name=llama-8b", "--nodes=3", "--ntasks-per-node=1", *whole_nodes, "--output=%x-%j.out"]
 
 
+@pytest.mark.parametrize(("nodes", "domain", "segments"), [(4, 4, ["2"]), (4, 2, []), (2, 4, []), (3, 4, [])])
+def test_slurm_takes_the_nodes_of_a_rack_together(nodes: int, domain: int, segments: list[str]) -> None:
+    """A plan for several racks that share fast links counts on equal parts of them; the scheduler gave any nodes."""
+    plan = replace_backend(plan_on(nodes, 2), "nccl")
+    group = plan.cluster.groups[0]
+    rack = replace(group, node=replace(group.node, fast_domain=domain))
+    (text,) = (text for name, text in emit(replace(plan, cluster=replace(plan.cluster, groups=(rack,))), "slurm").items() if name.suffix == ".sbatch")  # fmt: skip
+    assert [line.partition("=")[2] for line in text.splitlines() if line.startswith("#SBATCH --segment")] == segments
+
+
 def test_slurm_asks_for_devices() -> None:
     """A plan for GPUs asks for as many as it uses on each node; CPU ranks ask for none."""
     with_gpus = emit(replace_backend(plan_on(2, 4), "nccl"), "slurm")

@@ -49,6 +49,40 @@ def test_a_gpu_name_stands_for_its_reference_node() -> None:
     assert caught.value.code == "AMBIGUOUS"
 
 
+@pytest.mark.parametrize(
+    ("gpu", "rate", "doubtful"),
+    [("h100", 900e9, True), ("h100", 450e9, False), ("h100", 300e9, False), ("a100-sxm-80gb", 600e9, True), ("rtx-3090", 112.5e9, True),
+     ("rtx-3090", 56.2e9, False), ("mi300x", 896e9, True), ("gb200", 1800e9, True)],
+)  # fmt: skip
+def test_the_sum_of_both_directions_is_noticed(gpu: str, rate: float, doubtful: bool) -> None:
+    """Datasheets print what both directions of NVLink carry together; a rate that no direction can have was taken in silence."""
+    flags = cluster_from_flags(gpu, 8 if gpu != "rtx-3090" else 2, intra_Bps=rate)
+    assert any("one direction" in note for note in flags.notes) is doubtful
+    file = {"nodes": [{"gpu": gpu, "gpu_count": 8 if gpu != "rtx-3090" else 2, "intra_bw": f"{rate / 1e9}GB/s"}]}
+    assert resolve_cluster(file).notes == flags.notes
+
+
+def test_trays_of_one_rack_need_no_network() -> None:
+    """What nobody knows of the way out of a rack is asked for where a job leaves it."""
+    assert load_cluster("p6e-gb300.36xlarge:18").world == 72
+    with pytest.raises(StrategistError) as caught:
+        load_cluster("p6e-gb300.36xlarge:19")
+    assert caught.value.code == "NO_PATH"
+
+
+@pytest.mark.parametrize("said", ["gb200-nvl72", "DGX GB200 NVL72", "dgx-gb200-nvl72:1"])
+def test_a_rack_is_all_of_its_trays(said: str) -> None:
+    """An NVL72 is 72 GPUs in one domain of NVLink, which launchers see as 18 nodes; it was taken for one tray of four."""
+    resolved = resolve_cluster(said)
+    assert (resolved.cluster.nodes, resolved.cluster.world, what(resolved)) == (18, 72, {"nodes"})
+    assert [tier.span for tier in tiers(resolved.cluster)] == [72]
+    assert [tier.span for tier in tiers(load_cluster("gb300-nvl72:3"))] == [72, 216]
+    assert load_cluster("dgx-gb200-nvl72-tray").world == 4
+    with pytest.raises(InputError) as caught:
+        load_cluster("gb200-nvl72:100000")
+    assert caught.value.code == "TOO_LARGE"
+
+
 def test_nothing_said_is_the_reference_machine() -> None:
     """Without any source the reference machine is assumed, and the cluster says so."""
     resolved = resolve_cluster(None)

@@ -18,7 +18,7 @@ HARDWARE_TABLES = ("gpus", "cpus", "nodes", "links", "collective_curves", "matmu
 RANGES = {
     "memory_marketing_GB": (8, 400), "memory_MiB": (8_000, 400_000), "memory_GBps": (200, 12_000),
     "fp32_TFLOPs": (5, 250), "tf32_TFLOPs": (10, 1_500), "fp16_TFLOPs": (10, 3_000), "bf16_TFLOPs": (20, 3_000),
-    "fp8_TFLOPs": (80, 6_000), "fp4_TFLOPs": (200, 16_000), "int8_TOPs": (50, 6_000), "scaleup_GBps": (10, 2_000),
+    "fp8_TFLOPs": (50, 6_000), "fp4_TFLOPs": (200, 16_000), "int8_TOPs": (50, 6_000), "scaleup_GBps": (10, 2_000),
     "scaleup_pair_GBps": (10, 1_000), "pcie_GBps": (7, 130), "pcie_gen": (3, 7), "pcie_lanes": (4, 16),
     "boost_MHz": (900, 3_000), "sm_count": (2, 400), "tdp_W": (60, 1_500), "year": (2016, 2026),
     "matmul_bf16_measured_TFLOPs": (50, 2_500), "fp16_accumulate16_TFLOPs": (50, 900), "devices_per_card": (2, 2),
@@ -26,8 +26,8 @@ RANGES = {
 
 NODE_RANGES = {
     "gpus_per_node": (1, 16), "fast_domain_gpus": (1, 72), "intra_GBps": (0, 1_000), "pair_GBps": (0, 1_000),
-    "nic_count": (1, 32), "nic_Gbps": (10, 800), "inter_node_Gbps": (10, 6_400), "vcpus": (8, 1_000),
-    "ram_GB": (32, 5_000), "nvme_count": (0, 16), "nvme_TB": (0, 100), "nvme_read_GBps": (1, 100),
+    "nic_count": (1, 32), "nic_Gbps": (8, 800), "inter_node_Gbps": (8, 6_400), "vcpus": (4, 1_000),
+    "ram_GB": (16, 5_000), "nvme_count": (0, 16), "nvme_TB": (0, 100), "nvme_read_GBps": (1, 100),
     "price_USD_per_hour": (0.1, 1_000),
 }  # fmt: skip
 

@@ -290,6 +290,43 @@ def test_other_mistakes_have_their_codes(document: Any, code: str) -> None:
     assert (error.code, bool(error.hint)) == (code, True)
 
 
+MATRIX = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\tX\tNV4\t0-7\nGPU1\tNV4\tX\t0-7\n"
+
+
+def test_a_node_may_have_the_matrix_of_its_machine(tmp_path: Path) -> None:
+    """The text, or the name of a file beside the description, says how GPUs are joined and how many there are; the rest stays assumed."""
+    inside = cluster_from_document({"nodes": [{"gpu": "rtx-3090", "count": 2, "matrix": MATRIX}]})
+    built = inside.cluster.groups[0].node
+    assert (built.gpus, built.topology, built.intra_Bps) == (2, "nvlink-pairs", 56.25e9)
+    assert {said.what for said in inside.assumptions} == {"network between nodes", "host memory of a node"}
+    written(tmp_path, "topo.txt", MATRIX)
+    beside = written(tmp_path, "machines.yaml", "nodes:\n  - {gpu: rtx-3090, count: 2, matrix: topo.txt}\n")
+    assert load_cluster(beside) == inside.cluster
+    tray = cluster_from_document({"nodes": [{"gpu": "gb200", "count": 2, "matrix": MATRIX.replace("NV4", "NV18")}]})
+    assert [tier.span for tier in tiers(tray.cluster)] == [4]
+
+
+@pytest.mark.parametrize(
+    ("keys", "code"),
+    [({"gpu_count": 4}, "CONFLICT"), ({"topology": "nvswitch"}, "CONFLICT"), ({"links": TWO_PAIRS[:1]}, "CONFLICT"), ({"intra_bw": "50GB/s"}, "CONFLICT"),
+     ({"matrix": "GPU0 GPU1"}, "PARSE"), ({"matrix": ""}, "PARSE"), ({"gpu": "rtx-4090"}, "HARDWARE_FEATURE"), ({"matrix": 4}, "TYPE")],
+)  # fmt: skip
+def test_a_matrix_beside_other_words_is_refused(keys: dict[str, Any], code: str) -> None:
+    """What contradicts a matrix, or cannot be read as one, is an error with its own code."""
+    assert refused({"nodes": [{"gpu": "rtx-3090", "matrix": MATRIX} | keys]}).code == code
+
+
+def test_a_matrix_alone_is_no_machine(tmp_path: Path) -> None:
+    """The output of `nvidia-smi topo -m` in place of a hardware file was refused as bad JSON; now the sentence says where it belongs."""
+    with pytest.raises(InputError) as caught:
+        load_cluster(written(tmp_path, "topo.txt", MATRIX))
+    assert (caught.value.code, "`matrix`" in str(caught.value.hint)) == ("KIND", True)
+    missing = written(tmp_path, "machines.yaml", "nodes:\n  - {gpu: rtx-3090, matrix: nothing.txt}\n")
+    with pytest.raises(StrategistError) as lost:
+        load_cluster(missing)
+    assert lost.value.flag == "$.nodes[0].matrix"
+
+
 def test_other_versions_are_stale() -> None:
     """A file of a later format is stale, not misread."""
     assert isinstance(refused({"format": "strategist-hardware/2", "nodes": [node()]}), StaleError)
@@ -306,7 +343,22 @@ junk = st.recursive(
         st.lists(inner, max_size=4)
         | st.dictionaries(
             st.sampled_from(
-                ["nodes", "gpu", "gpu_count", "count", "links", "a", "b", "kind", "bw", "name", "switches", "gpus", "x"]
+                [
+                    "nodes",
+                    "gpu",
+                    "gpu_count",
+                    "count",
+                    "links",
+                    "matrix",
+                    "a",
+                    "b",
+                    "kind",
+                    "bw",
+                    "name",
+                    "switches",
+                    "gpus",
+                    "x",
+                ]
             ),
             inner,
             max_size=5,
@@ -331,6 +383,7 @@ def test_the_documented_examples_are_true(tmp_path: Path) -> None:
     text = (ROOT / "docs/hardware.md").read_text(encoding="utf-8")
     examples = re.findall(r"```(yaml|json|toml)\n(.*?)```", text, re.S)
     assert len(examples) >= 4
+    written(tmp_path, "topo.txt", MATRIX)
     for number, (language, content) in enumerate(examples):
         assert tiers(load_cluster(written(tmp_path, f"example{number}.{language}", content)))
 

@@ -82,9 +82,9 @@ def test_full_names_and_aliases_assume_nothing(said: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("said", "choices"),
-    [("a100", ["a100-pcie-40gb", "a100-pcie-80gb", "a100-sxm-40gb", "a100-sxm-80gb"]),
+    [("a100", ["a100-pcie-40gb", "a100-pcie-80gb", "a100-sxm-40gb", "a100-sxm-64gb", "a100-sxm-80gb"]),
      ("a100-40", ["a100-pcie-40gb", "a100-sxm-40gb"]),
-     ("v100", ["v100-sxm2-16gb", "v100-sxm2-32gb", "v100-pcie-16gb"]), ("mi300", ["mi300a", "mi300x"])],
+     ("v100", ["v100-sxm2-16gb", "v100-sxm2-32gb", "v100-pcie-16gb", "v100-pcie-32gb"]), ("mi300", ["mi300a", "mi300x"])],
 )  # fmt: skip
 def test_names_that_fit_several_rows_are_refused(said: str, choices: list[str]) -> None:
     """A name that fits several rows is ambiguous, and every choice is named."""
@@ -138,8 +138,13 @@ def test_nodes_are_found_without_their_provider() -> None:
 
 
 def test_reference_nodes_have_the_asked_cards() -> None:
-    """The reference node of a GPU has that GPU and count, and vendor systems go before cloud nodes."""
+    """The reference node of a GPU has that GPU and count, and vendor systems go before cloud nodes; rows of one computing
+    centre and parts of machines stand for a GPU only where no other row carries it."""
+    placed = {row["name"] for row in rows("nodes") if row["kind"] in ("site", "part")}
+    free = {node.gpu.name for node in nodes() if node.name not in placed}
     for node in nodes():
+        if node.name in placed and node.gpu.name in free:
+            continue
         reference = reference_node(node.gpu.name, node.gpus)
         assert reference is not None
         assert (reference.gpu.name, reference.gpus) == (node.gpu.name, node.gpus)
@@ -147,6 +152,63 @@ def test_reference_nodes_have_the_asked_cards() -> None:
     assert chosen is not None
     assert chosen.name == "dgx-h100"
     assert reference_node("h100-sxm-80gb", 3) is None
+    for gpu, gpus_, name in (("l4", 1, None), ("a100-sxm-40gb", 4, None), ("a100-sxm-80gb", 4, "hgx-a100-4"), ("a100-sxm-64gb", 4, "leonardo-booster")):  # fmt: skip
+        found = reference_node(gpu, gpus_)
+        assert (found and found.name) == name
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [("V100-PCIE-32GB", "v100-pcie-32gb"), ("RTX 4060", "rtx-4060"), ("RTX 2080", "rtx-2080"), ("L2", "l2"), ("h20 141gb", "h20-141gb"),
+     ("NVIDIA GeForce RTX 4070 Ti SUPER", "rtx-4070ti-super"), ("H800 PCIe", "h800-pcie-80gb")],
+)  # fmt: skip
+def test_a_card_is_not_taken_for_its_larger_sister(said: str, name: str) -> None:
+    """A V100 was taken for a V100S, a 4060 of 8 GB for a 4060 Ti of 16 GB, an L2 for an L20, an H20 for an H200."""
+    assert find_gpu(said).value.name == name
+
+
+def test_numbers_of_names_are_not_cut() -> None:
+    """What is short of a digit, or of letters that make another product, is an unknown name with near ones."""
+    for said in ("gtx-1080", "rtx-309", "v100s-pcie-3"):
+        with pytest.raises(InputError) as caught:
+            find_gpu(said)
+        assert caught.value.code == "UNKNOWN_GPU", said
+    with pytest.raises(InputError) as caught:
+        find_node("g2-standard-3")
+    assert caught.value.code == "UNKNOWN_NODE"
+    assert find_node("g2-standard-4").value.gpus == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [("GeForce RTX 3090", "rtx-3090"), ("nvidia-h100-nvl-94gb", "h100-nvl-94gb"), ("NVIDIA RTX 4090", "rtx-4090"), ("nvidia-tesla-t4", "t4"),
+     ("NVIDIA L4", "l4"), ("AMD MI300X", "mi300x"), ("Radeon RX 7900 XTX", "rx-7900-xtx"), ("Instinct MI210", "mi210"), ("nvidia-h100", "h100-sxm-80gb")],
+)  # fmt: skip
+def test_brands_may_stand_before_a_name(said: str, name: str) -> None:
+    """Drivers, schedulers and shops write a maker's brands before a card's name."""
+    assert find_gpu(said).value.name == name
+
+
+@pytest.mark.parametrize(
+    "said", ["AMD H100", "NVIDIA MI300X", "Radeon RTX 4090", "NVIDIA", "GeForce RTX 4060 Laptop GPU"]
+)
+def test_a_brand_of_another_maker_is_no_name(said: str) -> None:
+    """Nor are brands alone, nor a card of another form."""
+    with pytest.raises(InputError) as caught:
+        find_gpu(said)
+    assert caught.value.code == "UNKNOWN_GPU"
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "gpus_"),
+    [("Standard_ND96isr_H100_v5", "azure-nd96isr_h100_v5", 8), ("Standard_ND96asr_v4", "azure-nd96asr_a100_v4", 8), ("ml.p4d.24xlarge", "aws-p4d.24xlarge", 8),
+     ("ml.g5.xlarge", "aws-g5.xlarge", 1), ("g6e.24xlarge", "aws-g6e.24xlarge", 4), ("gd-8xh100ib-i128", "coreweave-8x-h100", 8), ("gpu_8x_h100_sxm5", "lambda-8x-h100", 8),
+     ("BM.GPU.B4.8", "oci-bm.gpu4.8", 8), ("hgx-b200", "hgx-b200-8", 8), ("perlmutter", "perlmutter-gpu", 4), ("lumi", "mi250x-node-frontier-like", 8)],
+)  # fmt: skip
+def test_nodes_are_found_by_their_providers_own_names(said: str, name: str, gpus_: int) -> None:
+    """Names as Azure, SageMaker, CoreWeave, Lambda, Oracle and computing centres print them."""
+    found = find_node(said)
+    assert (found.value.name, found.value.gpus) == (name, gpus_)
 
 
 def test_a_card_of_servers_stands_in_a_server_and_not_under_a_desk() -> None:

@@ -188,3 +188,11 @@ def test_ports_are_summed_and_named(tmp_path: Path) -> None:
 def test_this_very_machine_can_be_read() -> None:
     """`local` gives a cluster of one node here, whatever this machine is."""
     assert load_cluster("local").nodes == 1
+
+
+def test_a_driver_name_is_not_completed(host: Senses) -> None:
+    """`NVIDIA H100` may be the card of 64 GB or that of 80: what a driver says is the whole name or none of the catalogue's."""
+    with pytest.raises(InputError) as caught:
+        local_node(replace(host, nvml=lambda: nvml(["NVIDIA H100"])))
+    assert caught.value.code == "UNKNOWN_GPU"
+    assert known_gpu("NVIDIA GeForce RTX 4070 Ti SUPER").name == "rtx-4070ti-super"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategist.errors import InputError
+from strategist.facts.clusters import load_cluster
 from strategist.facts.gpus import gpu_by_id
 from strategist.facts.groups import group_bandwidth
 from strategist.facts.hardware import Cluster, NodeGroup
@@ -174,3 +176,73 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         assert parse_matrix(text).gpus
     except InputError as error:
         assert error.hint
+
+
+def square(count: int, word: Callable[[int, int], str], cpus: Callable[[int], str] = lambda gpu: "0-31") -> str:
+    """The matrix of `count` GPUs whose pairs see each other as `word` says."""
+    lines = ["\t".join(["", *(f"GPU{i}" for i in range(count)), "CPU Affinity"])]
+    for i in range(count):
+        lines.append("\t".join([f"GPU{i}", *("X" if i == j else word(min(i, j), max(i, j)) for j in range(count)), cpus(i)]))  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def ring_rate(text: str, gpu: str, size: int, stride: int) -> float:
+    """What a large ring of one layout reaches on the machine of a matrix."""
+    node, _ = node_from_matrix(parse_matrix(text), gpu_by_id(gpu))
+    cluster = Cluster(groups=(NodeGroup(node=node, count=1),), origin="probed")
+    return group_bandwidth(tiers(cluster), size, stride).ring_Bps
+
+
+def test_the_numbering_of_bridged_pairs_changes_no_rate() -> None:
+    """Four cards in two bridged pairs reach the same whether 0 and 1 are bridged or 0 and 2: that was 10 and 37 GB/s. The bridge is
+    the narrowest cut, and the host's memory what a ring through all four waits for."""
+    side, across = (
+        square(4, lambda a, b, n=n: "NV4" if b - a == n and (n == 2 or a % 2 == 0) else "PHB") for n in (1, 2)
+    )
+    assert ring_rate(side, "rtx-3090", 4, 1) == pytest.approx(ring_rate(across, "rtx-3090", 4, 1))
+    assert ring_rate(side, "rtx-3090", 2, 1) == pytest.approx(ring_rate(across, "rtx-3090", 2, 2))
+    assert ring_rate(side, "rtx-3090", 2, 2) == pytest.approx(ring_rate(across, "rtx-3090", 2, 1))
+
+
+def test_a_socket_border_is_paid_once() -> None:
+    """Shares of links through the host are measured on whole machines, whose sockets they contain: eight cards in two sockets reach
+    what eight cards in a machine of the catalogue do, which was three times less."""
+    text = square(
+        8, lambda a, b: "NODE" if a // 4 == b // 4 else "SYS", lambda gpu: f"{gpu // 4 * 32}-{gpu // 4 * 32 + 31}"
+    )
+    known = group_bandwidth(tiers(load_cluster("ws-8x-4090")), 8, 1).ring_Bps
+    assert ring_rate(text, "rtx-4090", 8, 1) == pytest.approx(known)
+    assert ring_rate(text, "rtx-4090", 4, 1) > known
+    assert ring_rate(text, "rtx-4090", 2, 4) < known
+
+
+def test_groups_in_one_socket_share_its_memory() -> None:
+    """Two groups of two cards each under one host bridge reach what four cards do, each of them alone more."""
+    pairs = square(4, lambda a, b: "PHB")
+    one = square(4, lambda a, b: "NV4" if (a, b) == (0, 1) else "PHB")
+    assert ring_rate(one, "rtx-3090", 2, 2) == pytest.approx(ring_rate(pairs, "rtx-3090", 2, 2))
+    assert ring_rate(one, "rtx-3090", 2, 1) > 3 * ring_rate(pairs, "rtx-3090", 2, 1)
+
+
+def test_a_card_without_a_bridge_keeps_the_pair_beside_it() -> None:
+    """Three cards of which two are bridged are links, not pairs, and what joins their sockets is an assumption."""
+    text = square(3, lambda a, b: "NV4" if (a, b) == (0, 1) else "SYS", lambda gpu: f"{gpu // 2}")
+    node, assumed = node_from_matrix(parse_matrix(text), gpu_by_id("rtx-3090"))
+    assert node.topology == "none"
+    assert [link.Bps for link in node.links if link.kind == "nvlink"] == [56.25e9]
+    assert [said.what for said in assumed] == ["link between sockets"]
+
+
+@pytest.mark.parametrize(("gpus_", "pair", "whole"), [(2, 64e9, 64e9), (4, 64e9, 192e9), (8, 64e9, 448e9)])
+def test_a_part_of_an_infinity_fabric_has_a_part_of_its_links(gpus_: int, pair: float, whole: float) -> None:
+    """Two MI300X have one link of 64 GB/s between them; all seven were counted."""
+    node, _ = node_from_matrix(parse_matrix(square(gpus_, lambda a, b: "XGMI")), gpu_by_id("mi300x"))
+    assert (node.topology, node.pair_Bps, node.intra_Bps) == ("xgmi-mesh", pair, whole)
+
+
+def test_further_tables_and_names_of_ports_are_read() -> None:
+    """amd-smi prints more tables below the one that is read, and ports are called `bnxt_re0` and `ionic_0` too."""
+    table = text_of("amd_mi_x8_xgmi.link_type.txt")
+    assert parse_matrix(f"{table}\nNUMA BW TABLE:\n   0c 3d\n0c N/A 50-50\n") == parse_matrix(table)
+    text = "\tGPU0\tbnxt_re0\tionic_0\nGPU0\tX\tPIX\tSYS\nbnxt_re0\tPIX\tX\tSYS\nionic_0\tSYS\tSYS\tX\n"
+    assert parse_matrix(text).nics == ("bnxt_re0", "ionic_0")

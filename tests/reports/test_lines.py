@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from strategist import recommend
 from strategist.document.plan import Plan
-from strategist.reports.brief import brief, option_words
+from strategist.facts.clusters import load_cluster
+from strategist.reports.brief import brief, hardware_words, option_words
 from strategist.reports.lines import SHORT, folded, phrases, table, text_of
 from strategist.reports.text import explain_text
 from tests.plans import make_plan
@@ -107,6 +109,23 @@ def test_the_tree_is_a_column_of_figures(number: int, width: int) -> None:
     notes |= {len(row) - len(row.lstrip()) for row in tree if not re.match(r" {0,6}\S", row)}
     assert len(notes) == 1
     assert any(row.startswith("  exposed communication ") for row in tree)
+
+
+PAIR = {"a": "gpu0", "b": "gpu1", "kind": "nvlink", "bw": "50GB/s"}
+
+
+@pytest.mark.parametrize(
+    ("hardware", "words"),
+    [("gb200-nvl72:2", "36 nodes x 4 x GB200, nvswitch 900 GB/s each way among 72, 200 GB/s per node between nodes"),
+     ("p6e-gb300.36xlarge:2", "2 nodes x 4 x GB300, nvswitch 900 GB/s each way among 72"),
+     ({"nodes": [{"gpu": "a100-sxm-80gb", "gpu_count": 8, "count": 2}], "oversubscription": 4.0},
+      "2 nodes x 8 x A100-SXM-80GB, nvswitch 300 GB/s each way, 200 GB/s per node between nodes; 4 times oversubscribed"),
+     ({"nodes": [{"gpu": "rtx-3090", "gpu_count": 2, "links": [PAIR]}]}, "1 node x 2 x RTX-3090, linked one by one, at most 50 GB/s each way")],
+)  # fmt: skip
+def test_machines_are_said_with_what_joins_them(hardware: Any, words: str) -> None:
+    """Racks name how many share their links, and a spine that is narrower than its leaves is said; links one by one are no topology `none`."""
+    plan = make_plan()
+    assert hardware_words(replace(plan, cluster=load_cluster(hardware))) == words
 
 
 def test_every_choice_of_a_layout_is_said_once() -> None:
