@@ -8,7 +8,7 @@ from pathlib import Path
 
 from strategist.document.plan import Plan
 from strategist.document.write import dump
-from strategist.errors import InputError, InternalError, StrategistError, shown
+from strategist.errors import InputError, InternalError, StrategistError, require_type, shown, wrong_type
 
 REFUSALS = {
     errno.EEXIST: ("EXISTS", "exists; it was not touched", "Choose another name, or take the file away."),
@@ -25,9 +25,12 @@ REFUSALS = {
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a Plan into a new file, as `plan --out` does; `load_plan` gives the same Plan back.
 
-    Raises InputError EXISTS, NOT_A_FILE, FILE_NOT_FOUND, PERMISSION or NAME_TOO_LONG, with nothing written, and InternalError IO when the
+    Raises InputError TYPE, EXISTS, NOT_A_FILE, FILE_NOT_FOUND, PERMISSION or NAME_TOO_LONG, with nothing written, and InternalError IO when the
     machine refuses.
     """
+    require_type(Plan, "plan", plan, "a Plan", 'plan=recommend("7B", "dgx-h100")')
+    if not isinstance(path, (str, os.PathLike)):
+        raise wrong_type("path", path, "a path", '"plan.json"')
     text, place = dump(plan), Path(path)
     try:
         with open(place, "xb") as file:
