@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from strategist.ask import Asked, Given, complete
 from strategist.document.plan import Hint, Plan, Policy
-from strategist.errors import ImpossibleError
+from strategist.errors import ImpossibleError, require_function, require_type, wrong_type
 from strategist.executor.support import obstacles, way_out
 from strategist.facts.workload import Workload
-from strategist.fields import CHOICE, WORKLOAD, checked_fields, checked_policy, checked_top
+from strategist.fields import CHOICE, WORKLOAD, checked_fields, checked_policy, checked_top, yes_or_no
 from strategist.planner import recommend as planner
 from strategist.planner.check import require_sound
 from strategist.planner.ladder import smallest_machines
@@ -61,6 +62,8 @@ def recommend(  # noqa: PLR0913 - each is a word of the public surface
 
     Raises InputError for unknown or contradictory input, NoPlanError when nothing fits.
     """
+    for name, switch in (("verify", verify), ("pareto", pareto), ("certificate", certificate), ("sensitivity", sensitivity), ("allow_idle", allow_idle)):  # fmt: skip
+        yes_or_no(name, switch)
     fields = checked_fields(workload, workload_fields)
     who, count = checked_policy(policy), checked_top(top)
     said = _said({"model": model, "hardware": hardware, "policy": who, "top": count} | fields)
@@ -89,9 +92,16 @@ def predict(
 
     Raises InputError for unknown or contradictory input, ImpossibleError for degrees that do not fit the machines.
     """
-    fields = checked_fields(workload, workload_fields)
+    require_type(str, "strategy", strategy, "a text", 'strategy="dp=8,tp=2,zero=1"')
+    require_type(str, "framework", framework, "a text", 'framework="strategist"')
+    fields = checked_fields(workload, workload_fields, "predict")
     asked = complete(Given(model=model, hardware=hardware, strategy=strategy, framework=framework, **fields))
     return predicted(asked)
+
+
+def _require_plan(plan: object) -> None:
+    """Raise InputError TYPE for what is no Plan, such as the name of its file."""
+    require_type(Plan, "plan", plan, "a Plan", 'plan=load_plan("plan.json")')
 
 
 def predicted(asked: Asked) -> Prediction:
@@ -177,8 +187,12 @@ def explain(plan: Plan, *observed: Observed) -> Tree:
 
     Raises StaleError DIGEST for an observation of another plan.
     """
+    from strategist.document.observed import Observed
     from strategist.reports.tree import plan_tree
 
+    _require_plan(plan)
+    for seen in observed:
+        require_type(Observed, "observed", seen, "an Observed", 'load_observed("trace.json")')
     return plan_tree(plan, observed)
 
 
@@ -194,6 +208,7 @@ def trace(
     `model` replaces the built-in one: a module on the meta device, or a function that makes one. See
     `strategist.measure.trace`. Needs the extra `run`.
     """
+    _require_program(plan, ranks, on_rank)
     from strategist.measure.trace import trace as trace_plan
 
     return trace_plan(plan, model, ranks=ranks, on_rank=on_rank)
@@ -213,21 +228,39 @@ def rehearse(
     `model` replaces the built-in one: a module, or a function that makes one. See `strategist.measure.rehearse`. Needs
     the extra `run`.
     """
+    _require_program(plan, ranks, on_rank)
+    if isinstance(steps, bool) or not isinstance(steps, Integral):
+        raise wrong_type("steps", steps, "a whole number", "steps=5")
+    if device is not None:
+        require_type(str, "device", device, "a text", 'device="cpu"')
     from strategist.measure.rehearse import rehearse as rehearse_plan
 
-    return rehearse_plan(plan, model, ranks=ranks, steps=steps, device=device, on_rank=on_rank)
+    return rehearse_plan(plan, model, ranks=ranks, steps=int(steps), device=device, on_rank=on_rank)
+
+
+def _require_program(plan: object, ranks: object, on_rank: object) -> None:
+    """Raise InputError TYPE for words of `trace` and `rehearse` that are none."""
+    _require_plan(plan)
+    require_type(str, "ranks", ranks, "a text", 'ranks="first,last"')
+    require_function("on_rank", on_rank, "print")
 
 
 def emit(plan: Plan, target: str | None = None, options: Options | None = None) -> Mapping[PurePosixPath, str]:
     """Files for a launcher, as names and texts; nothing is written. Without a target those of the front end that the plan is for, or that
-    the rules choose for it (rules/frontends.toml).
+    the rules choose for it (rules/frontends.toml). options: what `strategist emit` has flags for, `strategist.emitters.emitter.Options(job_name=...)`.
 
     Raises InputError CHOICE for an unknown target and NAME, HOSTNAME, RANGE, CONTROL_CHAR for options, ImpossibleError
     FRAMEWORK_LEGALITY for a plan that is not sound and UNSUPPORTED when the target cannot express it.
     """
     from strategist.emitters import emit as emit_files
     from strategist.emitters import find_emitter
+    from strategist.emitters.emitter import Options
 
+    _require_plan(plan)
+    if options is not None:
+        require_type(Options, "options", options, "strategist.emitters.emitter.Options", 'Options(job_name="llama-8b")')
+    if target is not None:
+        require_type(str, "target", target, "a text", 'target="torchrun"')
     if target is None:
         from strategist.frontend import target_of
 

@@ -98,6 +98,24 @@ class InputError(StrategistError):
     exit_code = 2
 
 
+def wrong_type(name: str, value: object, kind: str, example: str) -> InputError:
+    """An argument that is no `kind`, such as "a text"; only plain values are echoed, of others the type is named."""
+    said = value if isinstance(value, (str, bytes, int, float, list, tuple, dict)) else type(value).__name__
+    return InputError("TYPE", f"{name} must be {kind}.", flag=name, value=said, hint=f"Example: {example}.")
+
+
+def require_type(kind: type, name: str, value: object, words: str, example: str) -> None:
+    """Raise InputError TYPE for a value that is no instance of `kind`."""
+    if not isinstance(value, kind):
+        raise wrong_type(name, value, words, example)
+
+
+def require_function(name: str, value: object, example: str) -> None:
+    """Raise InputError TYPE for what cannot be called; nothing at all is left out."""
+    if value is not None and not callable(value):
+        raise wrong_type(name, value, "a function", f"{name}={example}")
+
+
 class RuleError(StrategistError):
     """A rule file cannot be read or uses words that do not exist."""
 

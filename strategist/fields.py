@@ -5,12 +5,13 @@ The command line reads text (`cli/given.py`); Python gives values. Both stay wit
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any
 
-from strategist.errors import InputError, did_you_mean
+from strategist.errors import InputError, did_you_mean, near_and_known, wrong_type
 from strategist.facts.job import MAX_HEADROOM
 from strategist.facts.profile import AUTO, PURPOSES, frontends
 from strategist.facts.workload import (
@@ -31,15 +32,16 @@ OBJECTIVES = ("time", "cost", "memory", "simplicity")
 Check = Callable[[str, Any], Any]
 
 
-def checked_fields(workload: Workload | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that were given, None left out, those of a Workload underneath.
+def checked_fields(workload: Workload | None, given: Mapping[str, Any], function: str = "recommend") -> dict[str, Any]:
+    """The arguments that were given to a function, None left out, those of a Workload underneath.
 
-    Raises InputError UNKNOWN_KEY for a name that is no argument, TYPE and RANGE and CHOICE for its value.
+    Raises InputError UNKNOWN_KEY for a name that is no argument of it, TYPE and RANGE and CHOICE for its value.
     """
+    known = [name for name in FIELDS if name not in UNASKED.get(function, ())]
     for name in given:
-        if name not in FIELDS:
-            hint = did_you_mean(name, FIELDS)
-            raise InputError("UNKNOWN_KEY", f"recommend() has no argument {name!r}.", flag=name, value=name, hint=hint)
+        if name not in known:
+            hint = near_and_known(name, known)
+            raise InputError("UNKNOWN_KEY", f"{function}() has no argument {name!r}.", flag=name, value=name, hint=hint)
     if workload is not None and not isinstance(workload, Workload):
         raise _wrong("workload", workload, "a Workload", "Workload(seq_len=4096)")
     own = ["seq_len", "global_batch", "precision", "optimizer", "tokens"]
@@ -51,7 +53,7 @@ def checked_fields(workload: Workload | None, given: Mapping[str, Any]) -> dict[
 
 
 def _wrong(name: str, value: Any, kind: str, example: str) -> InputError:
-    return InputError("TYPE", f"{name} must be {kind}.", flag=name, value=value, hint=f"Example: {name}={example}.")
+    return wrong_type(name, value, kind, f"{name}={example}")
 
 
 def whole(high: int) -> Check:
@@ -109,6 +111,17 @@ def text(example: str) -> Check:
     return check
 
 
+def path(example: str) -> Check:
+    """A path, as a text or as Python has it."""
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, (str, os.PathLike)):
+            raise _wrong(name, value, "a path", example)
+        return os.fspath(value)
+
+    return check
+
+
 def yes_or_no(name: str, value: Any) -> bool:
     """True or False."""
     if not isinstance(value, bool):
@@ -117,9 +130,9 @@ def yes_or_no(name: str, value: Any) -> bool:
 
 
 def _folders(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(folder, str) for folder in value):
+    if not isinstance(value, (list, tuple)) or not all(isinstance(folder, (str, os.PathLike)) for folder in value):
         raise _wrong(name, value, "a list of folders", '["my_rules"]')
-    return tuple(value)
+    return tuple(os.fspath(folder) for folder in value)
 
 
 WORKLOAD: Mapping[str, Check] = {
@@ -142,7 +155,7 @@ CHOICE: Mapping[str, Check] = {
     "frontend": choice((*frontends(), AUTO)),
     "purpose": choice(PURPOSES),
     "pin": text('"tp=4,pp=2"'),
-    "calibration": text('"calibration.json"'),
+    "calibration": path('"calibration.json"'),
     "uncalibrated": yes_or_no,
     "forbid": text('"pp,offload"'),
     "also": text('"zb_h1,zbv"'),
@@ -152,6 +165,10 @@ UNRECORDED: Mapping[str, Check] = {"time_budget": real(MAX_BUDGET, "10")}
 """How long a search may take is no part of the question: no plan records it, and what was left out is said otherwise."""
 FIELDS: Mapping[str, Check] = {**WORKLOAD, **CHOICE, **UNRECORDED}
 """Every further argument, in the order of the command line's help."""
+UNASKED: Mapping[str, tuple[str, ...]] = {
+    "predict": ("tokens", "price_per_gpu_hour", "objective", "purpose", "pin", "forbid", "also", "time_budget"),
+}
+"""Those that mean nothing to a function: a layout that is given leaves nothing to choose."""
 
 
 def checked_policy(value: Any) -> Any:

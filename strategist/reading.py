@@ -12,12 +12,15 @@ import math
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, TypeVar
+from functools import cache, lru_cache
+from typing import Any, TextIO, TypeVar
 
-from strategist.errors import InputError, StrategistError, did_you_mean, shown
+from strategist.errors import InputError, StrategistError, did_you_mean, shown, wrong_type
 
+STANDARD_INPUT = "-"
+"""What stands for standard input in place of a file's name, by the custom of every shell."""
 SIZE_LIMIT = 16 * 2**20
 DEPTH_LIMIT = 64
 ERROR_LIMIT = 20
@@ -26,10 +29,53 @@ T = TypeVar("T")
 
 
 def read_text(path: str, flag: str) -> str:
-    """The text of one regular UTF-8 file of at most 16 MiB; never blocks, never follows into devices.
+    """The text of one regular UTF-8 file of at most 16 MiB; never blocks, never follows into devices. `-` is standard input, where
+    something is piped into it.
 
-    Raises InputError FILE_NOT_FOUND, NOT_A_FILE, PERMISSION, NAME_TOO_LONG, EMPTY_FILE, FILE_TOO_LARGE, ENCODING.
+    Raises InputError TYPE, FILE_NOT_FOUND, NOT_A_FILE, PERMISSION, NAME_TOO_LONG, EMPTY_FILE, FILE_TOO_LARGE, ENCODING, MISSING.
     """
+    path = path_of(path, flag)
+    is_piped = path == STANDARD_INPUT
+    if is_piped and (sys.stdin is None or sys.stdin.isatty()):
+        raise InputError(
+            "MISSING",
+            f"{flag}: nothing is piped into standard input.",
+            flag=flag,
+            value=path,
+            hint="Example: strategist plan --model-size 7B --json | strategist explain -.",
+        )
+    data = _piped(sys.stdin) if is_piped else _held(path, flag)
+    path = "standard input" if is_piped else path
+    if len(data) > SIZE_LIMIT:
+        raise InputError(
+            "FILE_TOO_LARGE",
+            f"{flag}: {shown(path)} is larger than 16 MiB.",
+            flag=flag,
+            value=path,
+            hint="Give the configuration, not the weights.",
+        )
+    if not data.strip():
+        raise InputError(
+            "EMPTY_FILE", f"{flag}: {shown(path)} is empty.", flag=flag, value=path, hint="Write the file first."
+        )
+    return _decode(data, path, flag)
+
+
+def path_of(path: object, flag: str) -> str:
+    """A path as text. Raises InputError TYPE for what is none."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise wrong_type(flag, path, "a path", '"plan.json"')
+    return os.fsdecode(path)
+
+
+@lru_cache(maxsize=1)
+def _piped(stream: TextIO) -> bytes:
+    """What is piped into a stream, one byte more than the limit at most; kept, because it can be read only once."""
+    return stream.buffer.read(SIZE_LIMIT + 1)
+
+
+def _held(path: str, flag: str) -> bytes:
+    """The bytes of a regular file, one more than the limit at most."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as problem:
@@ -44,20 +90,7 @@ def read_text(path: str, flag: str) -> str:
             hint="Give a file.",
         )
     with open(descriptor, "rb") as file:
-        data = file.read(SIZE_LIMIT + 1)
-    if len(data) > SIZE_LIMIT:
-        raise InputError(
-            "FILE_TOO_LARGE",
-            f"{flag}: {shown(path)} is larger than 16 MiB.",
-            flag=flag,
-            value=path,
-            hint="Give the configuration, not the weights.",
-        )
-    if not data.strip():
-        raise InputError(
-            "EMPTY_FILE", f"{flag}: {shown(path)} is empty.", flag=flag, value=path, hint="Write the file first."
-        )
-    return _decode(data, path, flag)
+        return file.read(SIZE_LIMIT + 1)
 
 
 def _open_error(problem: OSError | ValueError, path: str, flag: str) -> StrategistError:
@@ -290,7 +323,8 @@ def _yaml_scalar(word: str, flag: str) -> Any:
 
 
 def read_document(path: str, flag: str) -> Any:
-    """The value of a JSON, YAML or TOML file, by its ending; anything else is read as JSON."""
+    """The value of a JSON, YAML or TOML file, by its ending; anything else, standard input too, is read as JSON."""
+    path = path_of(path, flag)
     return parse_document(path, read_text(path, flag), flag)
 
 

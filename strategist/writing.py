@@ -10,13 +10,22 @@ import errno
 import os
 
 from strategist.errors import InputError, InternalError, is_hostile, shown
+from strategist.reading import STANDARD_INPUT
 
 MAX_NAME = 255
 
 
 def check_target(path: str, flag: str, *, force: bool) -> None:
-    """Refuse a target before any work is done. Raises InputError CONTROL_CHAR, EMPTY, NAME_TOO_LONG, FILE_NOT_FOUND,
-    NOT_A_FILE, EXISTS."""
+    """Refuse a target before any work is done. Raises InputError NOT_A_FILE, CONTROL_CHAR, EMPTY, NAME_TOO_LONG,
+    FILE_NOT_FOUND, EXISTS."""
+    if path == STANDARD_INPUT:
+        raise InputError(
+            "NOT_A_FILE",
+            f"{flag}: - is no name of a file.",
+            flag=flag,
+            value=path,
+            hint="With --json and without a file the document goes to standard output.",
+        )
     if any(is_hostile(c) for c in path):
         raise InputError(
             "CONTROL_CHAR", f"{flag} contains a control character.", flag=flag, value=path, hint="Choose a plain name."
@@ -70,6 +79,14 @@ def write_file(path: str, text: str, flag: str, *, force: bool = False, mode: in
     finally:
         if temporary and os.path.lexists(temporary):
             os.unlink(temporary)
+
+
+def make_folder(path: str, flag: str) -> None:
+    """Make a folder and those that it lies in. Raises InputError PERMISSION, and InternalError IO when the machine refuses."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as problem:
+        raise _io_error(problem, path, flag) from None
 
 
 def _exists(path: str, flag: str) -> InputError:

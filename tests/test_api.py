@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import strategist
 from strategist import Plan, StrategistError, Workload, load_cluster, load_model, load_plan, recommend
@@ -132,6 +133,85 @@ def test_wrong_arguments(change: dict[str, Any], code: str) -> None:
     with pytest.raises(StrategistError) as caught:
         recommend(**({"model": "llama-debug", "hardware": "cpu:2"} | change))
     assert (caught.value.code, caught.value.exit_code, bool(caught.value.hint)) == (code, 2, True)
+
+
+PLAN = make_plan()
+ODD: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
+    ("load_plan", (None,), {}),
+    ("load_plan", ({"format": "strategist-plan/1"},), {}),
+    ("load_observed", (3,), {}),
+    ("save_plan", ("plan.json", "other.json"), {}),
+    ("save_plan", (PLAN, None), {}),
+    ("explain", ("plan.json",), {}),
+    ("explain", (PLAN, "run.json"), {}),
+    ("emit", ("plan.json", "torchrun"), {}),
+    ("emit", (PLAN, 3), {}),
+    ("emit", (PLAN, "torchrun", {"job_name": "x"}), {}),
+    ("trace", ("plan.json",), {}),
+    ("trace", (PLAN,), {"ranks": 0}),
+    ("trace", (PLAN,), {"on_rank": 3}),
+    ("rehearse", ("plan.json",), {}),
+    ("rehearse", (PLAN,), {"steps": "3"}),
+    ("rehearse", (PLAN,), {"steps": 2.5}),
+    ("rehearse", (PLAN,), {"device": 0}),
+    ("build", ("plan.json", None), {}),
+    ("build", (PLAN, "llama-debug"), {}),
+    ("build", (PLAN, torch.nn.Linear(1, 1), "adamw"), {}),
+    ("build", (PLAN, torch.nn.Linear(1, 1)), {"loss_fn": "mse"}),
+    ("predict", ("7B", "dgx-h100"), {"strategy": None}),
+    ("predict", ("7B", "dgx-h100"), {"strategy": {"tp": 8}}),
+    ("predict", ("7B", "dgx-h100"), {"strategy": "tp=8", "framework": 3}),
+    ("recommend", ("7B", "dgx-h100"), {"verify": "yes"}),
+    ("recommend", ("7B", "dgx-h100"), {"pareto": 1}),
+)
+"""Values of types that a function does not take: the name of a Plan's file for a Plan, above all."""
+
+
+@pytest.mark.parametrize(("function", "values", "named"), ODD, ids=lambda value: str(value)[:40])
+def test_values_of_other_types_are_refused(
+    function: str, values: tuple[Any, ...], named: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every public function says which argument is wrong and what it takes; nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StrategistError, match="must be") as caught:
+        getattr(strategist, function)(*values, **named)
+    assert (caught.value.code, caught.value.exit_code, bool(caught.value.hint)) == ("TYPE", 2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["pin", "forbid", "tokens", "objective", "time_budget", "nope"])
+def test_predict_takes_nothing_that_it_does_not_use(name: str) -> None:
+    """A layout that is given leaves nothing to choose: what would choose is no argument."""
+    with pytest.raises(StrategistError, match=r"predict\(\) has no argument") as caught:
+        strategist.predict("7B", "dgx-h100", strategy="tp=8", **{name: 1})
+    assert caught.value.code == "UNKNOWN_KEY"
+
+
+def test_paths_may_be_paths(tmp_path: Path) -> None:
+    """Python names files by Path too, wherever the command line takes a file."""
+    rules = tmp_path / "rules"
+    rules.mkdir()
+    (rules / "advice.toml").write_text("", encoding="utf-8")
+    with pytest.raises(StrategistError) as caught:
+        recommend("7B", "dgx-h100", calibration=tmp_path / "none.json")
+    assert caught.value.code == "FILE_NOT_FOUND"
+    with pytest.raises(StrategistError) as caught:
+        recommend("7B", "dgx-h100", rules=[rules / "none"])
+    assert caught.value.code == "FILE_NOT_FOUND"
+
+
+@pytest.mark.parametrize("change", [{"from_the_future": 1}, {"hints": None}])
+def test_plans_of_other_versions_say_so(change: dict[str, Any], tmp_path: Path) -> None:
+    """A key that this version lacks, or misses, is laid to the version that made the plan, where that is another one."""
+    document = json.loads(dump(make_plan()))
+    document = {key: value for key, value in (document | change).items() if value is not None}
+    path = tmp_path / "plan.json"
+    for made_by, code in (("strategist 9.9.9", "SCHEMA_VERSION"), (f"strategist {strategist.__version__}", None)):
+        path.write_text(json.dumps(document | {"made_by": made_by}), encoding="utf-8")
+        with pytest.raises(StrategistError) as caught:
+            load_plan(str(path))
+        assert caught.value.code == (code or ("MISSING" if "hints" in change else "UNKNOWN_KEY"))
+        assert ("strategist 9.9.9" in caught.value.message) == (code is not None)
 
 
 def test_emit_gives_texts() -> None:

@@ -149,7 +149,7 @@ def _groups(timed: Sequence[Judged]) -> tuple[str, list[str]]:
             return way, groups
     raise InputError(
         "TOO_SMALL",
-        f"{len(timed)} runs can be predicted and have a step time; a calibration needs {MIN_RUNS} of {MIN_GROUPS} groups.",
+        f"{len(timed)} {'run' if len(timed) == 1 else 'runs'} can be predicted and have a step time; a calibration needs {MIN_RUNS} of {MIN_GROUPS} groups.",
         flag="FILE",
         value=len(timed),
         hint=f"Add runs that differ in one of {', '.join(WAYS)}; `strategist accuracy` lists the rows that are skipped.",

@@ -232,6 +232,11 @@ def _layout(run: Run, profile: Profile, machines: Machines) -> dict[str, int]:
     if world % (tp * pp * cp):
         raise Unexpressed(f"tp {tp} x pp {pp} x cp {cp} does not divide {world} GPUs")
     dp = world // (tp * pp * cp)
+    stated = whole(run, "dp")
+    if stated not in (None, dp):
+        raise Unexpressed(
+            f"the row contradicts itself: dp {stated} x tp {tp} x pp {pp} x cp {cp} is not {world} GPUs, which dp {dp} would be"
+        )
     zero, replicate = _zero(run, profile, dp, machines)
     micro, accumulation = _batch(run, dp)
     ep = whole(run, "ep") or 1
@@ -327,7 +332,12 @@ def _batch(run: Run, dp: int) -> tuple[int, int]:
         return micro, rounds or 1
     if batch % (micro * dp) and rounds is None:
         raise Unexpressed(f"global_batch_seqs {batch} is no multiple of micro_batch_seqs {micro} x dp {dp}")
-    return micro, batch // (micro * dp) if batch % (micro * dp) == 0 else rounds or 1
+    due = -(-batch // (micro * dp))
+    if rounds not in (None, due):
+        raise Unexpressed(
+            f"the row contradicts itself: micro_batch_seqs {micro} x dp {dp} x grad_accum {rounds} is not global_batch_seqs {batch}"
+        )
+    return micro, due
 
 
 def _sequence_parallel(run: Run, profile: Profile, tp: int) -> int:

@@ -7,8 +7,9 @@ from typing import Any
 
 from strategist.accuracy.judge import Judged
 from strategist.accuracy.scores import BY, Group
-from strategist.document.calibration import Calibration
-from strategist.errors import InputError, did_you_mean
+from strategist.accuracy.table import unread_columns
+from strategist.document.calibration import Calibration, UnreadColumn
+from strategist.errors import InputError, did_you_mean, shown
 from strategist.planner.write import interval
 from strategist.reports.lines import Line, Span, line, table, wrapped
 from strategist.units import plain_text
@@ -30,8 +31,9 @@ def columns_of(text: str | None) -> tuple[str, ...]:
 
 
 def accuracy_document(groups: Sequence[Group], judged: Sequence[Judged]) -> dict[str, Any]:
-    """Groups and rows, every row of the file in its order."""
-    return {"groups": list(groups), "rows": [_row(one) for one in judged]}
+    """Groups and rows, every row of the file in its order, and the columns that were not read."""
+    unread = unread_columns([one.run for one in judged])
+    return {"groups": list(groups), "unread_columns": list(unread), "rows": [_row(one) for one in judged]}
 
 
 def _row(one: Judged) -> dict[str, Any]:
@@ -50,11 +52,22 @@ def _row(one: Judged) -> dict[str, Any]:
     }
 
 
-def accuracy_text(groups: Sequence[Group], listed: Sequence[Judged], width: int, *, quiet: bool) -> list[Line]:
-    """The sum over everything and one block per group; `listed` runs are named one by one when they were skipped."""
-    shown = groups[:1] if quiet else groups
-    blocks = [piece for group in shown for piece in (*_block(group, width), line(""))]
-    return [*blocks[:-1], *_skipped_rows(listed, width)]
+def accuracy_text(
+    groups: Sequence[Group], judged: Sequence[Judged], width: int, *, quiet: bool, lists: bool = False
+) -> list[Line]:
+    """The sum over everything and one block per group, columns that were not read in front; with `lists` the runs that were skipped are
+    named one by one."""
+    wanted = groups[:1] if quiet else groups
+    unread = () if quiet else tuple(unread_lines(unread_columns([one.run for one in judged]), width))
+    blocks = [piece for group in wanted for piece in (*_block(group, width), line(""))]
+    return [*unread, *([line("")] if unread else []), *blocks[:-1], *(_skipped_rows(judged, width) if lists else ())]
+
+
+def unread_lines(unread: Sequence[UnreadColumn], width: int) -> Iterator[Line]:
+    """Columns that nothing reads, with what may have been meant."""
+    words = [shown(one.column) + (f" ({' or '.join(one.nearest)}?)" if one.nearest else "") for one in unread]
+    if words:
+        yield from wrapped("not read", f"columns {', '.join(words)}", width, indent=INDENT, style="warn")
 
 
 def _block(group: Group, width: int) -> Iterator[Line]:
@@ -123,6 +136,7 @@ def calibration_text(found: Calibration, width: int) -> list[Line]:
         *wrapped("runs", f"{found.runs} in {found.groups} groups by {found.grouped_by}", width, indent=INDENT),
         *wrapped("left out", f"{worth}.{better}", width, indent=INDENT, style="plain" if not better else "warn"),
         *_strayed(found, width),
+        *unread_lines(found.unread_columns, width),
         line(""),
         line(Span("factors on seconds", "key")),
         *table(rows, width),

@@ -5,14 +5,36 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from strategist.errors import InputError, did_you_mean, shown
+from strategist.document.calibration import UnreadColumn
+from strategist.errors import InputError, did_you_mean, nearest, shown
 from strategist.reading import read_text
 
 Run = Mapping[str, str]
 
 NEEDED = ("id", "hardware", "gpus_total", "model", "seq_len")
+COLUMNS = (
+    *NEEDED, "source", "url_or_repo_path", "table", "quality", "notes", "derived_fields",
+    "gpu_mem_gb", "gpus_per_node", "intra_node", "inter_node", "gpu_class",
+    "params_b", "layers", "first_dense", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "experts_active",
+    "moe_ffn_hidden", "model_kind", "task",
+    "global_batch_seqs", "micro_batch_seqs", "grad_accum",
+    "dp", "tp", "pp", "vp", "cp", "ep", "zero_stage_or_fsdp", "zero_class", "sharding_detail", "sequence_parallel", "recompute",
+    "recompute_class", "offload",
+    "framework", "precision", "precision_class", "optimizer", "compile", "attention_impl",
+    "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu", "tflops_formula_note", "peak_mem_gb", "mem_kind", "mem_unit_src",
+    "oom",
+)  # fmt: skip
+"""Every column that a table may have (benchmarks/truth/README.md says what they hold); others are not read, and `accuracy` says so."""
+CALLED: Mapping[str, str] = {
+    "accelerator": "hardware", "activation_checkpointing": "recompute", "batch_size": "global_batch_seqs", "dp_size": "dp", "dtype": "precision",
+    "gbs": "global_batch_seqs", "gpu": "hardware", "gpu_count": "gpus_total", "gpus": "gpus_total", "iteration_time": "step_time_s",
+    "mbs": "micro_batch_seqs", "n_gpus": "gpus_total", "num_gpus": "gpus_total", "pipeline_parallel": "pp", "pp_size": "pp",
+    "sequence_length": "seq_len", "tensor_parallel": "tp", "tp_size": "tp", "world_size": "gpus_total", "zero": "zero_class",
+    "zero_stage": "zero_class",
+}  # fmt: skip
+"""Columns by names that people have for them, which no letters of theirs give away."""
 MAX_ROWS = 100_000
 SEPARATORS = ",;\t"
 """What stands between cells; of those that a header has as often, the first."""
@@ -44,6 +66,16 @@ def read_runs(path: str, flag: str = "FILE") -> tuple[Run, ...]:
     return tuple(runs)
 
 
+def unread_columns(runs: Sequence[Run]) -> tuple[UnreadColumn, ...]:
+    """The columns of a table that nothing reads, each with the columns that may have been meant."""
+    return tuple(UnreadColumn(name, _meant(name)) for name in (runs[0] if runs else ()) if name not in COLUMNS)
+
+
+def _meant(name: str) -> tuple[str, ...]:
+    word = name.lower().replace(" ", "_").replace("-", "_")
+    return (CALLED[word],) if word in CALLED else nearest(word, COLUMNS, 2)
+
+
 def _cells(text: str, path: str, flag: str) -> list[list[str]]:
     """The cells of every line, whatever ends it."""
     lines = io.StringIO(text, newline=None)
@@ -59,11 +91,18 @@ def _check_header(header: list[str], path: str, flag: str) -> None:
     for name in header:
         if header.count(name) > 1:
             raise InputError("DUPLICATE_KEY", f"{flag}: the column {shown(name)} stands twice.", flag=flag, value=path, hint="Name each column once.")  # fmt: skip
-    for name in NEEDED:
-        if name not in header:
-            raise InputError(
-                "MISSING", f"{flag}: {shown(path)} has no column {name}.", flag=flag, value=path, hint=did_you_mean(name, header)
-            )  # fmt: skip
+    faults = [_missing(name, header, path, flag) for name in NEEDED if name not in header]
+    if faults:
+        first, *rest = faults
+        first.also = tuple(rest)
+        raise first
+
+
+def _missing(name: str, header: list[str], path: str, flag: str) -> InputError:
+    """What is wrong with a table without a column that it needs, and the column that may stand for it."""
+    meant = [other for other in header if other not in COLUMNS and name in _meant(other)]
+    hint = f"Did you mean {' or '.join(map(shown, meant))}? Call it {name}." if meant else did_you_mean(name, header)
+    return InputError("MISSING", f"{flag}: {shown(path)} has no column {name}.", flag=flag, value=path, hint=hint)
 
 
 def _check_rows(runs: list[dict[str, str]], path: str, flag: str) -> None:

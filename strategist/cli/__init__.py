@@ -38,7 +38,7 @@ COMMANDS = (
     ("catalog", "list the known gpus, nodes and models"),
     ("rule", "print a rule, or list them"),
     ("schema", "print the JSON schema of a Plan"),
-    ("help", "explain an error code"),
+    ("help", "explain an error code or a command"),
     ("completion", "print shell completion for bash, zsh or fish"),
     ("version", "print the version"),
 )

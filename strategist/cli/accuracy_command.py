@@ -36,6 +36,6 @@ def run(options: Namespace) -> int:
     if options.json:
         show_document(accuracy_document(groups, judged))
     else:
-        listed = judged if options.verbose else ()
-        show_lines(accuracy_text(groups, listed, width(), quiet=options.quiet), no_color=options.no_color)
+        lines = accuracy_text(groups, judged, width(), quiet=options.quiet, lists=options.verbose)
+        show_lines(lines, no_color=options.no_color)
     return 0

@@ -4,7 +4,7 @@ errors with a code and a hint. (argparse would ask for translations and the term
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 from strategist.cli.flags import Flag
@@ -24,6 +24,9 @@ class Positional:
     help: str
     optional: bool = False
     repeats: bool = False
+
+
+PLAN = Positional("plan", "a Plan file; - is standard input")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +69,59 @@ def parse(command: Command, words: Sequence[str]) -> Namespace:
     return Namespace(**options, **_named(command, rest))
 
 
+OTHERS_WORDS: Mapping[str, str] = {
+    "--output": "--out",
+    "-o": "--out",
+    "-q": "--quiet",
+    "-v": "--verbose",
+    "--gpus": "--gpus-per-node",
+    "--num-gpus": "--gpus-per-node",
+    "--ngpus": "--gpus-per-node",
+    "--nproc-per-node": "--gpus-per-node",
+    "--nnodes": "--nodes",
+    "--num-nodes": "--nodes",
+    "--batch-size": "--global-batch",
+    "--global-batch-size": "--global-batch",
+    "--train-batch-size": "--global-batch",
+    "--gbs": "--global-batch",
+    "--micro-batch-size": "--micro-batch",
+    "--per-device-train-batch-size": "--micro-batch",
+    "--gradient-accumulation-steps": "--grad-accum",
+    "--context-length": "--seq-len",
+    "--seq-length": "--seq-len",
+    "--max-seq-len": "--seq-len",
+    "--sequence-length": "--seq-len",
+    "--dtype": "--precision",
+    "--topk": "--top",
+}
+"""Flags by the names that launchers and frameworks have for them."""
+LAYOUT = ("--pin", "--strategy")
+"""Flags that take choices of the layout, the first that a command has."""
+
+
 def _unknown(command: Command, name: str) -> InputError:
-    hint = did_you_mean(name, [flag.name for flag in command.flags])
-    return InputError("UNKNOWN_KEY", f"strategist {command.name} does not know {name}.", flag=name, hint=hint)
+    return InputError(
+        "UNKNOWN_KEY", f"strategist {command.name} does not know {name}.", flag=name, hint=_meant_flag(command, name)
+    )
+
+
+def _meant_flag(command: Command, name: str) -> str:
+    """What to write in place of a flag that a command does not have: a choice of the layout belongs to the flag that takes layouts."""
+    from strategist.space.grammar import ALIASES, KEYS  # only needed once something already went wrong
+
+    known = [flag.name for flag in command.flags]
+    choice, takes = name.lstrip("-").replace("-", "_"), next((flag for flag in LAYOUT if flag in known), None)
+    if takes is not None and choice in (*KEYS, *ALIASES):
+        return f"{choice} is a choice of the layout: write {takes} {choice}=VALUE."
+    meant = OTHERS_WORDS.get(name.replace("_", "-"))
+    return f"Did you mean {meant}?" if meant in known else did_you_mean(name, known)
+
+
+def _meant_for(command: Command, word: str) -> str:
+    """Where a word that stands alone may belong."""
+    known = [flag.name for flag in command.flags]
+    named = next((flag for flag in ("--model", "--hardware") if flag in known), None)
+    return f"Values belong to flags; a model, say, to {named} {word}." if named == "--model" else "Remove it; values belong to flags."  # fmt: skip
 
 
 def _value(flag: Flag, equals: str, value: str, waiting: list[str], flags: dict[str, Flag]) -> str:
@@ -111,10 +164,6 @@ def _as_list(flag: Flag, given: list[str]) -> str:
 
 def _named(command: Command, rest: Sequence[str]) -> dict[str, str | tuple[str, ...] | None]:
     """The words without flags by the names of the positionals."""
-    if command.positionals and command.positionals[-1].repeats:
-        last = len(command.positionals) - 1
-        few = replace(command, positionals=command.positionals[:-1])
-        return _named(few, rest[:last]) | {command.positionals[-1].name: tuple(rest[last:])}
     needed = [positional.name for positional in command.positionals if not positional.optional]
     if len(rest) < len(needed):
         missing = needed[len(rest)]
@@ -124,6 +173,10 @@ def _named(command: Command, rest: Sequence[str]) -> dict[str, str | tuple[str, 
             flag=missing.upper(),
             hint=f"See `strategist {command.name} --help`.",
         )
+    if command.positionals and command.positionals[-1].repeats:
+        last = len(command.positionals) - 1
+        few = replace(command, positionals=command.positionals[:-1])
+        return _named(few, rest[:last]) | {command.positionals[-1].name: tuple(rest[last:])}
     if len(rest) > len(command.positionals):
         extra = rest[len(command.positionals)]
         raise InputError(
@@ -131,7 +184,7 @@ def _named(command: Command, rest: Sequence[str]) -> dict[str, str | tuple[str, 
             f"strategist {command.name} does not expect the word.",
             flag=command.name,
             value=extra,
-            hint="Remove it; values belong to flags.",
+            hint=_meant_for(command, extra),
         )
     padded = [*rest, *[None] * (len(command.positionals) - len(rest))]
     return {positional.name: word for positional, word in zip(command.positionals, padded, strict=True)}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strategist.cli.arguments import Command, Namespace, Positional
+from strategist.cli.arguments import PLAN, Command, Namespace
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import Progress, show_document, show_lines, width
 from strategist.document.load import load_plan
 from strategist.document.write import dump, seal_state, sealed
-from strategist.errors import StaleError
+from strategist.errors import InputError, StaleError
 from strategist.planner.check import require_sound
+from strategist.reading import STANDARD_INPUT
 from strategist.reports.lines import Line, wrapped
 from strategist.units import format_gib, format_seconds
 from strategist.writing import write_file
@@ -30,7 +31,7 @@ COMMAND = Command(
     "check",
     "Verify a Plan; seal a hand-written one.",
     FLAGS,
-    (Positional("plan", "a Plan file"),),
+    (PLAN,),
     examples=("strategist check plan.json", "strategist check plan.json --exhaustive"),
 )
 
@@ -38,6 +39,8 @@ COMMAND = Command(
 def run(options: Namespace) -> int:
     """Check a plan; with --seal, seal it in place; with --exhaustive, try every layout of its question again. Exit 3 when an invariant is broken, 4 when the seal is: a script that
     asks must not take an edited plan for the one that was made. A plan that never had a seal is only told so."""
+    if options.seal and options.plan == STANDARD_INPUT:
+        raise InputError("CONFLICT", "--seal writes into the plan's file, and - is none.", flag="--seal", hint="Name the file.")  # fmt: skip
     plan = load_plan(options.plan)
     require_sound(plan)
     other = _figures_of_its_layout(plan)

@@ -13,6 +13,7 @@ from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import show_document, show_text
 from strategist.emitters import EMITTERS
 from strategist.errors import require_known
+from strategist.rulebook.rule import BOOKS, load_rules
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -51,7 +52,11 @@ def _values() -> Mapping[str, Sequence[str]]:
         "--model": _names("models"),
         "--to": [emitter.name for emitter in EMITTERS],
     }
-    return by_flag | {flag.name: flag.choices for flags in _flags().values() for flag in flags if flag.choices}
+    for flags in _flags().values():
+        for flag in flags:
+            if flag.choices:  # one flag may have more words in one command than in another
+                by_flag[flag.name] = tuple(dict.fromkeys((*by_flag.get(flag.name, ()), *flag.choices)))
+    return by_flag
 
 
 def _names(table: str) -> list[str]:
@@ -63,7 +68,8 @@ def _words() -> Mapping[str, Sequence[str]]:
     return {
         "catalog": ("gpus", "nodes", "models"),
         "completion": SHELLS,
-        "help": [row["code"] for row in rows("error_codes")],
+        "help": [*(row["code"] for row in rows("error_codes")), *(name for name, _ in COMMANDS)],
+        "rule": [rule.id for book in BOOKS for rule in load_rules(book)],
     }
 
 
@@ -79,6 +85,11 @@ def _bash() -> str:
   if [ "$COMP_CWORD" -eq 1 ]; then
     COMPREPLY=($(compgen -W '{" ".join(_flags())}' -- "$word"))
     return
+  fi
+  if [ "$word" = '=' ]; then
+    word=''
+  elif [ "$before" = '=' ]; then
+    before="${{COMP_WORDS[COMP_CWORD-2]}}"
   fi
   case "$before" in
 {after}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from strategist.cli.arguments import Command, Namespace, Positional
+from strategist.cli.arguments import PLAN, Command, Namespace, Positional
 from strategist.cli.flags import COMMON
 from strategist.cli.output import show_document, show_lines, width
+from strategist.records import replace
 
 COMMAND = Command(
     "diff",
     "Say which fields differ between two Plans. Nothing is ignored; exit 8 when they differ.",
     COMMON,
-    (Positional("old", "a Plan file"), Positional("new", "another Plan file")),
+    (replace(PLAN, name="old"), Positional("new", "another Plan file")),
     examples=("strategist diff yesterday.json today.json",),
 )
 DIFFERS = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from strategist.cli.arguments import Command, Namespace, Positional
+from strategist.cli.arguments import PLAN, Command, Namespace
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import show_document, show_lines, show_text, width
 from strategist.document.load import load_plan
@@ -16,8 +16,9 @@ from strategist.emitters.quoting import drive_folder, environment, host_name, jo
 from strategist.emitters.releases import releases_needed
 from strategist.emitters.zero_plus_plus import changes, checked_words
 from strategist.errors import InputError, shown
+from strategist.records import replace
 from strategist.reports.lines import table
-from strategist.writing import check_target, write_file
+from strategist.writing import check_target, make_folder, write_file
 
 FLAGS = (
     Flag("--to", "the target; without it that of the plan's front end", "NAME"),
@@ -39,7 +40,7 @@ COMMAND = Command(
     "emit",
     "Write launch files for a Plan.",
     FLAGS,
-    (Positional("plan", "a Plan file", optional=True),),
+    (replace(PLAN, optional=True),),
     examples=(
         "strategist emit plan.json --to torchrun --out job",
         "strategist emit plan.json --to slurm --out job --job-name llama-8b --env NCCL_SOCKET_IFNAME=eth0",
@@ -127,7 +128,7 @@ def _described(emitter: Emitter) -> dict[str, object]:
 
 
 def _folder(path: str) -> str:
-    """The folder, made when missing. Raises InputError for hostile names and for files in the way."""
+    """The folder, made when missing. Raises InputError for hostile names, for files in the way and for places where none may be made."""
     check_target(path.rstrip("/") or "/", "--out", force=True) if not os.path.isdir(path) else None
     if os.path.exists(path) and not os.path.isdir(path):
         raise InputError(
@@ -137,5 +138,5 @@ def _folder(path: str) -> str:
             value=path,
             hint="Name a folder.",
         )
-    os.makedirs(path, exist_ok=True)
+    make_folder(path, "--out")
     return path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategist.cli.arguments import Command, Namespace, Positional
+from strategist.cli.arguments import PLAN, Command, Namespace
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import show_document, show_lines, width
 from strategist.document.load import load_observed, load_plan
@@ -16,7 +16,7 @@ COMMAND = Command(
         Flag("--with", "what was observed of the plan, as `strategist trace --out` writes it", "FILE", repeats=True),
         *COMMON,
     ),
-    (Positional("plan", "a Plan file"),),
+    (PLAN,),
     examples=("strategist explain plan.json", "strategist explain plan.json --with trace.json"),
 )
 

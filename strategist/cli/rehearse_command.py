@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategist.cli.arguments import Command, Namespace, Positional
+from strategist.cli.arguments import PLAN, Command, Namespace
 from strategist.cli.flags import COMMON, OUTPUT, Flag
 from strategist.cli.observing import MODEL_FN, RANKS, observe, own_model, with_progress
 from strategist.document.observed import Observed, RankObservation
@@ -21,7 +21,7 @@ COMMAND = Command(
         *OUTPUT,
         *COMMON,
     ),
-    (Positional("plan", "a Plan file"),),
+    (PLAN,),
     examples=(
         "strategist rehearse plan.json --out rehearsal.json && strategist explain plan.json --with rehearsal.json",
         "strategist rehearse plan.json --device cpu --ranks last --steps 3",

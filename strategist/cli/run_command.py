@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from strategist.cli.arguments import Command, Namespace, Positional
+from strategist.cli.arguments import PLAN, Command, Namespace
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.launching import ACCEPT, WATCHING, limits, train_in, whole_number
 from strategist.cli.output import note, show_document
@@ -21,7 +21,7 @@ from strategist.runs.job import DEFAULT_KEEP, JobRecord
 from strategist.runs.lock import locked
 from strategist.runs.observing import LEAST_STEPS
 from strategist.runs.supervise import Launch, supervise
-from strategist.writing import check_target
+from strategist.writing import check_target, make_folder
 
 DEFAULT_STEPS = 20
 
@@ -44,7 +44,7 @@ COMMAND = Command(
     "run",
     "Train with a Plan on this machine.",
     FLAGS,
-    (Positional("plan", "a Plan file"),),
+    (PLAN,),
     examples=(
         "strategist run plan.json",
         "strategist run plan.json --out RUN --observe && strategist explain plan.json --with RUN/run.json",
@@ -70,7 +70,7 @@ def run(options: Namespace) -> int:
     preflight(plan, allow_edited=options.allow_edited, accept_hardware=options.accept_hardware, own_job=command is None)
     if options.out is not None:
         folder = RunFolder(os.path.abspath(options.out))
-        os.makedirs(folder.checkpoints)
+        make_folder(str(folder.checkpoints), "--out")
         return _begin(folder, plan, job, options)
     with tempfile.TemporaryDirectory(prefix="strategist-run-") as place:
         folder = RunFolder(place)

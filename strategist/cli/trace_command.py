@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategist.cli.arguments import Command, Namespace, Positional
+from strategist.cli.arguments import PLAN, Command, Namespace
 from strategist.cli.flags import COMMON, OUTPUT
 from strategist.cli.observing import MODEL_FN, RANKS, observe, own_model, with_progress
 from strategist.document.observed import Observed, RankObservation
@@ -19,7 +19,7 @@ COMMAND = Command(
         *OUTPUT,
         *COMMON,
     ),
-    (Positional("plan", "a Plan file"),),
+    (PLAN,),
     examples=(
         "strategist trace plan.json --out trace.json && strategist explain plan.json --with trace.json",
         "strategist trace plan.json --model-fn mypackage.models:make_model",

@@ -7,7 +7,7 @@ from typing import Any
 from strategist.document.calibration import CALIBRATION_FORMAT, Calibration
 from strategist.document.observed import OBSERVED, Observed
 from strategist.document.plan import FORMAT, Plan
-from strategist.errors import InputError, StaleError, shown
+from strategist.errors import InputError, StaleError, StrategistError, shown
 from strategist.reading import checked, read_document
 
 LARGEST = 1e30
@@ -15,14 +15,18 @@ LARGEST = 1e30
 
 
 def load_plan(path: str, flag: str = "PLAN") -> Plan:
-    """The Plan in a file. Raises InputError for files and keys, KIND for other documents, StaleError SCHEMA_VERSION."""
+    """The Plan in a file, or in standard input for `-`. Raises InputError for files and keys, KIND for other documents, StaleError
+    SCHEMA_VERSION."""
     return plan_from(read_document(path, flag), flag)
 
 
 def plan_from(value: Any, flag: str) -> Plan:
     """The Plan in a parsed JSON value."""
     _require_format(value, flag, FORMAT, "a Plan", "Plan again with this version.", "strategist plan --out plan.json")
-    plan = checked(Plan, value, flag)
+    try:
+        plan = checked(Plan, value, flag)
+    except InputError as fault:
+        raise _of_another_version(fault, value, flag) from None
     if plan.decision.difference == 0.0:
         raise InputError(
             "RANGE",
@@ -32,6 +36,24 @@ def plan_from(value: Any, flag: str) -> Plan:
             hint="Correct the file, or make it again.",
         )
     return plan
+
+
+def _of_another_version(fault: InputError, value: dict[str, Any], flag: str) -> StrategistError:
+    """What is wrong with a Plan: that another version made it, where that explains a key or a word that this one does not have."""
+    from strategist import __version__
+
+    made_by, ours = value.get("made_by"), f"strategist {__version__}"
+    is_foreign = isinstance(made_by, str) and made_by.startswith("strategist ") and made_by != ours
+    if not is_foreign or fault.code not in ("UNKNOWN_KEY", "MISSING", "CHOICE"):
+        return fault
+    return StaleError(
+        "SCHEMA_VERSION",
+        f"{flag} was made by {shown(made_by)}, and this is {ours}. {fault.message}",
+        flag=fault.flag,
+        value=fault.value,
+        hint=f"Plan again with this version, or read it with {shown(made_by)}.",
+        also=fault.also,
+    )
 
 
 def load_observed(path: str) -> Observed:

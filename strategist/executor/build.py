@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from torch import nn
 
 from strategist.document.plan import Plan
+from strategist.errors import require_function, require_type
 from strategist.executor.chunks import Chunks, chunks_of
 from strategist.executor.engines import make_engine
 from strategist.executor.job import Instruments, Job
@@ -86,6 +87,11 @@ def build(
     optimizer's learning rates are multiplied by in a step, counted from 0; a loaded session goes on where it stands. Joins the process group when none is running; `Session.close` leaves it again.
     Raises ImpossibleError for what the executor cannot run, before anything starts, and StaleError for another world.
     """
+    require_type(Plan, "plan", plan, "a Plan", 'plan=load_plan("plan.json")')
+    require_type(nn.Module, "model", model, "a torch.nn.Module", "AutoModelForCausalLM.from_config(config)")
+    require_function("make_optimizer", make_optimizer, "torch.optim.AdamW")
+    require_function("loss_fn", loss_fn, "lambda outputs, batch: ...")
+    require_function("rate_of_step", rate_of_step, "lambda step: 1.0")
     refuse(layout_obstacles(plan))
     with ExitStack() as resources:
         world = resources.enter_context(process_group(plan))

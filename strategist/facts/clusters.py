@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from strategist.errors import InputError
+from strategist.errors import InputError, shown
 from strategist.facts.flags import (
     MAX_GPUS_PER_NODE,
     MAX_NODES,
@@ -22,6 +23,7 @@ from strategist.facts.lookup import Found
 from strategist.facts.machines import default_row, spread_over_racks
 from strategist.facts.nodes import find_node, find_rack, node_by_id, reference_node
 from strategist.facts.resolved import Assumption, Resolved
+from strategist.reading import STANDARD_INPUT
 from strategist.records import replace
 from strategist.units import format_gib, parse_integer, plain_text
 
@@ -37,6 +39,7 @@ __all__ = [
 Source = str | os.PathLike[str] | Mapping[str, Any] | Cluster | None
 
 FILE_ENDINGS = (".json", ".yaml", ".yml", ".toml")
+_COUNTED = re.compile(r"(\d+) ?[x*×] ?(.+)", re.IGNORECASE)
 
 
 def load_cluster(source: Source = None) -> Cluster:
@@ -74,7 +77,12 @@ def _reference_machine() -> Resolved:
 
 def _is_path(source: str | os.PathLike[str]) -> bool:
     text = str(source)
-    return isinstance(source, os.PathLike) or os.sep in text or text.lower().endswith(FILE_ENDINGS)
+    return (
+        isinstance(source, os.PathLike)
+        or text == STANDARD_INPUT
+        or os.sep in text
+        or text.lower().endswith(FILE_ENDINGS)
+    )
 
 
 def _from_file(path: str, flag: str) -> Resolved:
@@ -101,7 +109,7 @@ def _from_name(text: str, flag: str) -> Resolved:
     except InputError as unknown:
         if unknown.code == "UNKNOWN_NODE" and os.path.exists(said):
             return _from_file(said, flag)
-        raise
+        raise _count_in_front(said, flag) or unknown from None
     return _catalogued(found, nodes)
 
 
@@ -113,6 +121,18 @@ def _racks(name: str, tray: Node, racks: int, flag: str) -> Resolved:
     nodes = bounded_count(racks * trays, flag, MAX_NODES)
     cluster = Cluster(groups=(NodeGroup(node=tray, count=nodes),), origin="catalogue")
     return Resolved(cluster=cluster, assumptions=(said,))
+
+
+def _count_in_front(said: str, flag: str) -> InputError | None:
+    """What is wrong with "2xdgx-h100": the count stands behind the name here. None where the rest is no name either."""
+    counted = _COUNTED.fullmatch(said)
+    if counted is None:
+        return None
+    try:
+        name = _named_node(counted[2], flag).value.name
+    except InputError:
+        return None
+    return InputError("UNKNOWN_NODE", f"{flag}: no node type is called {shown(said)}.", flag=flag, value=said, hint=f"Write {name}:{counted[1]}.")  # fmt: skip
 
 
 def _named_node(name: str, flag: str) -> Found[Node]:

@@ -11,6 +11,7 @@ from strategist.errors import InputError
 from strategist.facts.model import ModelShape
 from strategist.facts.model_rows import find_model, is_variant, shape_from_row
 from strategist.facts.sizes import is_size, shape_for_size
+from strategist.reading import STANDARD_INPUT
 from strategist.records import replace
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | ModelShape |
 
     A text is a size (`7B`), a catalogue name or Hugging Face id (`llama-3.1-8b`, `meta-llama/Llama-3.1-8B`), also that of a variant that
     was trained further (`meta-llama/Llama-3.1-8B-Instruct`), or a path:
-    what starts with `./`, `../`, `/` or `~/`, ends in .json, .yaml or .toml, or has two slashes. What is in the current
+    what starts with `./`, `../`, `/` or `~/`, ends in .json, .yaml or .toml, or has two slashes; `-` is standard input. What is in the current
     folder never changes the meaning of a name. A mapping is a Hugging Face configuration; a module is read by duck
     typing (`modules.shape_from_module`). Raises InputError as these do, and TYPE for anything else.
     """
@@ -54,7 +55,7 @@ def load_model_config(path: str, flag: str = "--model-config") -> ModelShape:
 def _from_text(text: str, flag: str) -> ModelShape:
     if is_size(text):
         return shape_for_size(text, flag).shape
-    if _FILE.fullmatch(text.strip(" ")):
+    if text == STANDARD_INPUT or _FILE.fullmatch(text.strip(" ")):
         return load_model_config(text.strip(" "), flag)
     shape = shape_from_row(find_model(text, flag))
     return replace(shape, called=text) if is_variant(text) else shape

@@ -281,6 +281,10 @@ class _Attempt:
             found = checkpoints_in(self.launch.folder.checkpoints)
             words = f"the newest checkpoint is that of step {found[0].step}" if found else "there is no checkpoint"
             self.remark(f"ended without saving; {words}")
+        elif self.launch.reports:
+            self.remark(
+                "ended, and nothing of it was saved; `strategist run PLAN --out RUN --save-every N` keeps checkpoints"
+            )
 
 
 def _state(pid: int) -> str:

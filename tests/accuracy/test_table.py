@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategist.accuracy.judge import judge, predictions
-from strategist.accuracy.table import read_runs
+from strategist.accuracy.table import COLUMNS, read_runs
 from strategist.errors import InputError
 from strategist.facts.clusters import load_cluster
 from strategist.facts.tiers import group_bandwidth, tiers
 from tests.accuracy.published import published
-from tests.cli.harness import RUN, runs_file
+from tests.cli.harness import MANY, ROOT, RUN, call, runs_file
 from tests.strategies import CI
 
 WILD = st.one_of(
@@ -78,6 +78,9 @@ def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: P
         ({"step_time_s": "fast"}, "step_time_s"),
         ({"step_time_s": "0.001"}, "contradicts itself"),
         ({"tp": "3"}, "tp 3"),
+        ({"dp": "4"}, "contradicts itself: dp 4 x tp 1 x pp 1 x cp 1 is not 8 GPUs"),
+        ({"dp": "8", "cp": "2", "seq_len": "16384"}, "which dp 4 would be"),
+        ({"grad_accum": "4"}, "contradicts itself: micro_batch_seqs 1 x dp 8 x grad_accum 4"),
         ({"gpus_total": "12"}, "12"),
         ({"quality": "C"}, "quality C"),
         (
@@ -113,6 +116,47 @@ def test_a_row_that_cannot_be_expressed_says_which_fact_is_missing(
     (one,) = judge(read_runs(runs_file(tmp_path, {**RUN, **change})))
     assert one.case is None
     assert fact in one.skipped
+
+
+def test_columns_that_nobody_reads_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt column is no fact: report and documents name it, and the columns that may have been meant."""
+    path = runs_file(tmp_path, {**RUN, "seq_length": "8192", "gpu_count": "8", "my remark": "x"})
+    unread = [
+        {"column": "gpu_count", "nearest": ["gpus_total"]},
+        {"column": "my remark", "nearest": []},
+        {"column": "seq_length", "nearest": ["seq_len"]},
+    ]
+    assert call("accuracy", path, "--json").document["unread_columns"] == unread
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "columns gpu_count (gpus_total?), my remark, seq_length (seq_len?)" in call("accuracy", path).out
+    many = runs_file(tmp_path, *({**run, "Global Batch": "8"} for run in MANY))
+    assert call("calibrate", many, "--json").document["unread_columns"][0]["column"] == "Global Batch"
+    assert "Global Batch (global_batch_seqs" in call("calibrate", many).out
+    assert call("accuracy", runs_file(tmp_path), "--json").document["unread_columns"] == []
+
+
+def test_every_column_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
+    """And which of the table's columns may stand for it."""
+    path = tmp_path / "runs.csv"
+    path.write_text("id,gpu,num_gpus,model,sequence_length\n1,h100,8,m,1\n", encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        read_runs(str(path))
+    faults = (caught.value, *caught.value.also)
+    assert [fault.hint for fault in faults] == [
+        "Did you mean gpu? Call it hardware.",
+        "Did you mean num_gpus? Call it gpus_total.",
+        "Did you mean sequence_length? Call it seq_len.",
+    ]
+
+
+@pytest.mark.parametrize("name", ["training", "memory", "convolutions"])
+def test_every_column_of_ours_is_known(name: str) -> None:
+    """Published runs have no column that is not on the list, and what describes the columns has all of the list."""
+    folder = ROOT / "benchmarks/truth"
+    header = (folder / f"{name}.csv").read_text(encoding="utf-8").partition("\n")[0].split(",")
+    assert set(header) <= set(COLUMNS)
+    described = (folder / "README.md").read_text(encoding="utf-8")
+    assert [column for column in COLUMNS if f"`{column}`" not in described] == []
 
 
 @pytest.mark.parametrize("separator", [";", "\t"])

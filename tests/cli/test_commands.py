@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -315,3 +316,46 @@ def test_topology_draws(tmp_path: Path) -> None:
     assert file.read_text(encoding="utf-8").startswith("<svg ")
     assert call(*words, "--json").error["code"] == "E_EXISTS"
     assert call(*words, "--force").code == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_has_the_page_of_every_command(name: str) -> None:
+    """`help COMMAND` is `COMMAND --help`, as a document too."""
+    assert call("help", name).out == call(name, "--help").out
+    assert call("help", name, "--json").out == call(name, "--help", "--json").out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "hint"),
+    [
+        (("validate",), "E_MISSING", "validate --help"),
+        (("help", "pln"), "E_CHOICE", "Did you mean plan"),
+        (("plan", "--gpus", "8"), "E_UNKNOWN_KEY", "Did you mean --gpus-per-node?"),
+        (("plan", "--batch-size", "8"), "E_UNKNOWN_KEY", "Did you mean --global-batch?"),
+        (("plan", "--output", "p.json"), "E_UNKNOWN_KEY", "Did you mean --out?"),
+        (("plan", "--max_seq_len", "8"), "E_UNKNOWN_KEY", "Did you mean --seq-len?"),
+        (("plan", "--tp", "8"), "E_UNKNOWN_KEY", "--pin tp=VALUE"),
+        (("predict", "--zero-stage", "3"), "E_UNKNOWN_KEY", "Did you mean"),
+        (("predict", "--zero", "3"), "E_UNKNOWN_KEY", "--strategy zero=VALUE"),
+        (("plan", "7B"), "E_PARSE", "--model 7B"),
+        (("plan", "--hardware", "2xdgx-h100", "--model", "7B"), "E_UNKNOWN_NODE", "dgx-h100:2"),
+    ],
+)
+def test_common_mistakes_are_met_with_what_was_meant(words: tuple[str, ...], code: str, hint: str) -> None:
+    """Words of launchers and frameworks, choices of the layout for flags, and a model without its flag."""
+    found = call(*words, "--json")
+    assert (found.code, found.error["code"]) == (2, code)
+    assert hint in found.error["hint"]
+
+
+@pytest.mark.parametrize("words", [("emit", "--to", "torchrun"), ("run",)])
+def test_a_folder_that_may_not_be_made(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read-only place is the user's to change, as for a file: exit 2 with a code, and not a fault of the machine."""
+    path = plan_file(tmp_path)
+
+    def refuse(place: str, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", place)
+
+    monkeypatch.setattr("os.makedirs", refuse)
+    found = call(words[0], path, *words[1:], "--out", str(tmp_path / "new"), "--json")
+    assert (found.code, found.error["code"]) == (2, "E_PERMISSION")

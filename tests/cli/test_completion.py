@@ -11,6 +11,7 @@ import pytest
 from strategist.catalog import rows
 from strategist.cli import COMMANDS
 from strategist.cli.completion_command import SHELLS
+from strategist.rulebook.rule import load_rules
 from tests.cli.harness import call
 
 
@@ -59,6 +60,11 @@ def test_scripts_are_right_for_their_shell(shell: str) -> None:
         (("explain", "--policy"), []),
         (("catalog", "mo"), ["models"]),
         (("help", "E_UNI"), ["E_UNIT"]),
+        (("help", "pl"), ["plan"]),
+        (("rule", "HF20"), [rule.id for rule in load_rules("hf_decisions") if rule.id.startswith("HF20")]),
+        (("plan", "--frontend", "au"), ["auto"]),
+        (("plan", "--policy", "=", "f"), ["fastest"]),
+        (("plan", "--objective", "="), ["time", "cost", "memory", "simplicity"]),
         (("emit", "--to", "s"), ["slurm", "skypilot"]),
     ],
 )

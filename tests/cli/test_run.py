@@ -168,6 +168,7 @@ def test_an_end_leaves_no_orphans(tmp_path: Path, number: int, code: int, own: b
         assert process.wait(PATIENCE_SECONDS) == code
         assert marked(mark) == []
         assert "strategist/cli" not in rest
+        assert ("nothing of it was saved" in rest) == own  # what becomes of a script's work its owner knows
     finally:
         patience.cancel()
         _kill(mark)
