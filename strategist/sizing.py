@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from strategist import __version__
@@ -47,6 +47,7 @@ def sized(wanted: Wanted) -> Sizing:
     prices = _prices(wanted.prices, names)
     given, assumed = _with_batch(wanted.given, names[0])
     kinds = [_kind(given, name, price) for name, price in zip(names, prices, strict=True)]
+    _are_different(kinds)
     for kind in kinds:
         require_rate(kind.ask(*kind.sizes[0]).job)
     pace = None if given.time_budget is None else Pace(given.time_budget)
@@ -65,7 +66,7 @@ def sized(wanted: Wanted) -> Sizing:
         model=work.model,
         workload=work.workload,
         deadline_s=wanted.deadline_s,
-        assumptions=_each_once([*said, *assumed, *_failures(), *(a for n in names for a in _on(given, n, None, 1).assumptions)]),
+        assumptions=_each_once([*said, *assumed, *_failures(), *_each_of({n: _on(given, n, None, 1).assumptions for n in names})]),
         looked_at=ordered,
         least=best.least,
         cheapest=best.cheapest,
@@ -82,6 +83,19 @@ def _prices(prices: Sequence[float], names: Sequence[str]) -> Sequence[float | N
             flag="--price-per-gpu-hour", value=",".join(map(str, prices)), hint="Give one for all, or one for each --gpu.",
         )  # fmt: skip
     return [None] * len(names) if not prices else [*prices] * (len(names) if len(prices) == 1 else 1)
+
+
+def _are_different(kinds: Sequence[Kind]) -> None:
+    """Raise InputError CONFLICT for one device under two names, whose prices may differ."""
+    names: dict[str, str] = {}
+    for kind in kinds:
+        name = kind.ask(*kind.sizes[0]).job.cluster.smallest.name
+        if name in names:
+            raise InputError(
+                "CONFLICT", f"{names[name]} and {kind.gpu} are the same device, {name}.",
+                flag="--gpu", value=f"{names[name]},{kind.gpu}", hint="Name every kind of device once.",
+            )  # fmt: skip
+        names[name] = kind.gpu
 
 
 def _is_searched(given: Given) -> None:
@@ -133,6 +147,14 @@ def _kind(given: Given, gpu: str, price: float | None) -> Kind:
         sizes=sizes(node.gpus, given.nodes or MOST_NODES, parts=given.gpus_per_node is None),
         price_per_gpu_hour=price,
     )
+
+
+def _each_of(said: Mapping[str, tuple[Assumption, ...]]) -> Iterator[Assumption]:
+    """What was assumed for every kind of device; what was not assumed of all alike names its own."""
+    for name, own in said.items():
+        for one in own:
+            is_shared = all(one in others for others in said.values())
+            yield one if is_shared else replace(one, what=f"{one.what} ({name})")
 
 
 def _each_once(said: Sequence[Assumption]) -> tuple[Assumption, ...]:

@@ -21,8 +21,8 @@ BOUNDED, WEIGHED = 2**11, 2**2
 """Layouts of each sort that are bounded in memory, and weighed, the first time."""
 MORE_BOUNDED, MORE_WEIGHED = 2**4, 2**2
 """How many times as many the next time."""
-STEPS = 2**3
-"""Steps that are worked out for each layout that is weighed."""
+STEPS = 2**5
+"""Steps that are worked out for each layout that is weighed: those of sorts that were asked once cost little more."""
 BOUNDED_SOON, WEIGHED_SOON = 2**16, 2**7
 """Layouts of all sorts that are bounded, and weighed, together sooner than some of them first."""
 NEVER = np.iinfo(np.int64).max
@@ -93,10 +93,12 @@ class BestFirst:
     def _leave_out(self) -> None:
         """Let nothing wait that is slower than the best of all its scopes."""
         for sort in self.sorts:
-            limit = self.best[sort.scopes].max()
-            if limit < NEVER:
-                sort.unseen = sort.unseen[self.least[sort.unseen] <= limit]
-                sort.possible = sort.possible[self.least[sort.possible] <= limit]
+            sort.unseen, sort.possible = (self._possibly_best(sort, rows) for rows in (sort.unseen, sort.possible))
+
+    def _possibly_best(self, sort: Sort, rows: Column) -> Column:
+        """Those of some rows of a sort that are not known to be behind the best of all its scopes."""
+        limit = self.best[sort.scopes].max()
+        return rows if limit == NEVER else rows[self.least[rows] <= limit]
 
     def _bound(self, few: int) -> None:
         """Ask the bound of memory for the next layouts."""
@@ -109,12 +111,13 @@ class BestFirst:
             sort.possible, sort.unseen = np.concatenate([sort.possible, own[~self.seen[own]]]), rest
 
     def _weigh(self, few: int) -> None:
-        """Of the next layouts that the bound of memory allows work out the steps, which takes less than their peaks, and weigh those
-        with the shortest."""
+        """Of the next layouts that the bound of memory allows work out the steps, which takes less than their peaks, leave out those that
+        are too slow now, and weigh of the others those with the shortest."""
         misses = self._misses()
         near = self._taken([sort.possible for sort in self.sorts], STEPS * few, STEPS * WEIGHED_SOON)
         self._time(_in_order(near))
-        taken = self._taken([rows for rows, _ in near], few, WEIGHED_SOON)
+        quick = [self._possibly_best(sort, rows) for sort, (rows, _) in zip(self.sorts, near, strict=True)]
+        taken = self._taken(quick, few, WEIGHED_SOON)
         for sort, (_, later), (_, far) in zip(self.sorts, taken, near, strict=True):
             sort.possible = np.concatenate([later, far])
         rows = _in_order(taken)

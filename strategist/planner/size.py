@@ -17,7 +17,10 @@ from strategist.space.grammar import layout
 from strategist.units import format_duration
 
 EIGHTHS = (5, 6, 7)
-"""Between the largest power of two that is too slow and the smallest that is in time, these eighths of it are tried."""
+"""Eighths of the next power of two of nodes that are tried too where the most nodes that may be had are less than it."""
+ROUNDS = (4, 8)
+"""Between a size that is too slow and the next, in time, so many equal parts are looked at first, and then, between the last
+of these that is too slow and the first in time, so many: of up to 64 nodes every number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +35,14 @@ class Kind:
 
 
 def sizes(gpus_per_node: int, most_nodes: int, *, parts: bool) -> tuple[tuple[int, int], ...]:
-    """(devices per node, nodes): powers of two of a node's devices (where parts of a node may be had), then of nodes."""
+    """(devices per node, nodes): powers of two of a node's devices (where parts of a node may be had), then of nodes, and at last as
+    many nodes as may be had."""
     powers = [2**k for k in range(max(gpus_per_node, most_nodes).bit_length())]
     some = [(n, 1) for n in powers if n < gpus_per_node] if parts else []
-    return (*some, *((gpus_per_node, n) for n in powers if n <= most_nodes))
+    whole = [n for n in powers if n <= most_nodes]
+    more = {*(2 * whole[-1] * eighths // 8 for eighths in EIGHTHS), most_nodes}
+    last = sorted(n for n in more if whole[-1] < n <= most_nodes)
+    return (*some, *((gpus_per_node, n) for n in (*whole, *last)))
 
 
 def looked_at(
@@ -44,9 +51,10 @@ def looked_at(
     """Machines of one kind with their runs: from the first size that may be in time, for as long as more are faster; and
     sizes between the last that is too slow and the first in time. A `pace` counts as soon as some of those that are `known` by then are
     in time: when its time has run out no further size is tried."""
-    may_do = [size for size in kind.sizes if deadline_s is None or _run_at_least(kind.ask(*size)) <= deadline_s]
     before: Machines | None = None
-    for size in may_do:
+    for below, size in zip((None, *kind.sizes[:-1]), kind.sizes, strict=True):
+        if not _may_do(kind, size, deadline_s):
+            continue
         own = pace if any(machines.in_time for machines in known) else None
         if own is not None and own.is_over:
             own.left_out.append(f"{size[0] * size[1]:,} and more x {kind.gpu}")
@@ -54,12 +62,27 @@ def looked_at(
         found = _machines(kind, size, deadline_s, own)
         if found is None:
             continue
-        if found.in_time and (before is None or not before.in_time):
-            yield from _between(kind, size, deadline_s, own)
         yield found
-        if before is not None and found.run_seconds >= before.run_seconds and found.in_time <= before.in_time:
+        if below is not None and found.in_time and (before is None or not before.in_time):
+            yield from _between(kind, below, size, deadline_s, pace)
+        if (
+            _is_power(size[1])
+            and before is not None
+            and found.run_seconds >= before.run_seconds
+            and found.in_time <= before.in_time
+        ):
             return
         before = found
+
+
+def _may_do(kind: Kind, size: tuple[int, int], deadline_s: float | None) -> bool:
+    """Whether some layout may be in time."""
+    return deadline_s is None or _run_at_least(kind.ask(*size)) <= deadline_s
+
+
+def _is_power(nodes: int) -> bool:
+    """Whether so many nodes divide as well as half of them: others may be slower than fewer and than more."""
+    return nodes & (nodes - 1) == 0
 
 
 def largest_looked_at(kinds: Sequence[Kind], deadline_s: float | None) -> Iterator[Machines]:
@@ -69,13 +92,33 @@ def largest_looked_at(kinds: Sequence[Kind], deadline_s: float | None) -> Iterat
         yield from filter(None, [next((machines for machines in found if machines is not None), None)])
 
 
-def _between(kind: Kind, size: tuple[int, int], deadline_s: float | None, pace: Pace | None) -> Iterator[Machines]:
-    """Fewer nodes than a size in time, but more than half of them."""
-    per_node, nodes = size
-    for eighths in EIGHTHS if deadline_s is not None and nodes >= 8 else ():
-        found = _machines(kind, (per_node, nodes * eighths // 8), deadline_s, pace)
-        if found is not None:
-            yield found
+def _between(
+    kind: Kind, below: tuple[int, int], size: tuple[int, int], deadline_s: float | None, pace: Pace | None
+) -> Iterator[Machines]:
+    """Fewer nodes than a size in time, but more than the size below it, until the least in time is known."""
+    per_node, low, high = size[0], below[1], size[1]
+    for parts in ROUNDS if below[0] == per_node else ():
+        timely = [high]
+        for nodes in evenly(low, high, parts):
+            if not _may_do(kind, (per_node, nodes), deadline_s):
+                continue
+            if pace is not None and pace.is_over:
+                pace.left_out.append(f"{per_node * nodes:,} to {per_node * high - 1:,} x {kind.gpu}")
+                return
+            found = _machines(kind, (per_node, nodes), deadline_s, pace)
+            if found is not None:
+                yield found
+                timely += [nodes] if found.in_time else []
+                if found.in_time and parts == ROUNDS[-1]:
+                    return
+        tried = [low, *evenly(low, high, parts), high]
+        high = min(timely)
+        low = tried[tried.index(high) - 1]
+
+
+def evenly(low: int, high: int, parts: int) -> list[int]:
+    """Whole numbers between two, which they cut into so many parts of about one length."""
+    return sorted({low + (high - low) * part // parts for part in range(parts)} - {low})
 
 
 def _steps(asked: Question) -> int:

@@ -119,7 +119,7 @@ def _failures(machines: Machines, width: int) -> Iterator[Line]:
     """What goodput rests on, for the least machines."""
     share = machines.goodput
     text = (
-        f"on {machines.gpus:,} devices one in {format_duration(share.seconds_between_failures)}; a checkpoint of "
+        f"on {machines.gpus:,} device{'s' * (machines.gpus > 1)} one in {format_duration(share.seconds_between_failures)}; a checkpoint of "
         f"{format_seconds(share.checkpoint_s)} every {format_duration(share.interval_s)}, {format_duration(share.restart_s)} to start again"
     )
     yield from wrapped("failures", text, width, indent=INDENT, style="dim")

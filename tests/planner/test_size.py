@@ -23,6 +23,7 @@ from strategist.facts.profile import find_profile
 from strategist.facts.workload import Workload
 from strategist.planner.goodput import best_interval, goodput, progress
 from strategist.planner.largest import halved
+from strategist.planner.size import evenly, sizes
 from strategist.sizing import Wanted, largest_that_fits, sized
 from strategist.units import format_duration
 from tests.cli.harness import call
@@ -150,15 +151,51 @@ def test_more_time_needs_no_more_machines() -> None:
     assert least[0].gpus > least[-1].gpus
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 6, 7, 47, 48, 56, 64, 100])
+def test_the_most_nodes_that_may_be_had_are_a_size(most: int) -> None:
+    """Powers of two up to the most nodes, then some of those between, and at last the most."""
+    nodes = [nodes for per_node, nodes in sizes(8, most, parts=True) if per_node == 8]
+    assert nodes == sorted(set(nodes))
+    assert nodes[-1] == most
+    assert {2**k for k in range(most.bit_length()) if 2**k <= most} <= set(nodes)
+    assert len(nodes) <= most.bit_length() + 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 99), st.integers(1, 99), st.integers(2, 9))
+def test_parts_of_a_way_lie_between_its_ends(low: int, way: int, parts: int) -> None:
+    """Whole numbers in order, none of them an end, and no two neighbours further apart than a part rounded up."""
+    between = evenly(low, low + way, parts)
+    assert len(between) <= parts - 1
+    steps = [after - before for before, after in pairwise([low, *between, low + way])]
+    assert min(steps) > 0
+    assert max(steps) <= -(-way // parts)
+
+
 @pytest.mark.slow
-def test_sizes_between_powers_of_two() -> None:
-    """Where eight nodes are in time and four are not, five, six and seven are tried, and the least may be one of them."""
-    more = {"gpus": ("l40s",), "nodes": 16}
-    eight, four = (next(m for m in answer(**more).looked_at if m.nodes == n and m.gpus % n == 0) for n in (8, 4))
-    between = (eight.run_seconds + four.run_seconds) / 2 / DAY
-    tried = {m.nodes for m in answer(between, **more).looked_at}
-    assert {5, 6, 7} & tried
-    assert answer(between, **more).least.nodes in (5, 6, 7, 8)
+@pytest.mark.parametrize(("nodes", "share"), [(4, 0.5), (8, 0.1), (8, 0.5), (8, 0.9)])
+def test_one_node_less_than_the_least_is_too_late(nodes: int, share: float) -> None:
+    """Where so many nodes are in time and half of them are not, all between are looked at: with one node less than the least no
+    layout that `plan` finds is in time."""
+    alone: dict[str, Any] = {"gpus": ("l40s",), "nodes": 8}
+    slow, fast = (next(m.run_seconds for m in answer(**alone).looked_at if m.nodes == n) for n in (nodes // 2, nodes))
+    assert fast < slow
+    deadline = (fast + share * (slow - fast)) / DAY
+    least, steps = answer(deadline, **alone).least, math.ceil(20 * 10**9 / (2048 * 32))
+    fewer = {"gpu": "l40s", "gpus_per_node": least.gpus // least.nodes, "nodes": least.nodes - 1}
+    plan = recommend("llama-3.2-1b", fewer, seq_len=2048, global_batch=32, policy="fastest", forbid=PLAIN)
+    assert nodes // 2 < least.nodes <= nodes
+    assert plan.time.step.value * steps > 0.99 * deadline * DAY  # the rest is goodput
+
+
+@pytest.mark.slow
+def test_as_many_nodes_as_may_be_had_are_asked() -> None:
+    """Three nodes that are in time are found where at most three may be had, although no power of two is."""
+    alone = {"gpus": ("l40s",)}
+    two, three = (next(m for m in answer(**alone, nodes=n).looked_at if m.nodes == n) for n in (2, 3))
+    between = (two.run_seconds + three.run_seconds) / 2 / DAY
+    assert three.run_seconds < two.run_seconds
+    assert answer(between, **alone, nodes=3).least.nodes == 3
 
 
 @pytest.mark.slow
@@ -193,6 +230,7 @@ WORDS = ("size", "--model", "llama-3.2-1b", "--tokens", "20B", "--nodes", "1")
         ((*WORDS, "--deadline", "30"), 2, "E_UNIT", "--deadline"),
         ((*WORDS, "--deadline", "soon"), 2, "E_PARSE", "--deadline"),
         ((*WORDS, "--gpu", "h100,h1000-sxm-9"), 2, "E_UNKNOWN_GPU", "--gpu"),
+        ((*WORDS, "--gpu", "h100-sxm,h100-sxm-80gb"), 2, "E_CONFLICT", "--gpu"),
         ((*WORDS, "--gpu", "h100,h200,b200", "--price-per-gpu-hour", "1,2"), 2, "E_CONFLICT", "--price-per-gpu-hour"),
         ((*WORDS, "--price-per-gpu-hour", "cheap"), 2, "E_PARSE", "--price-per-gpu-hour"),
         ((*WORDS, "--deadline", "1h"), 3, "E_NO_PLAN", "--deadline"),
