@@ -8,12 +8,27 @@ from typing import Literal, TypeVar
 from strategist.errors import InputError, shown
 from strategist.records import dataclass
 
-Mixer = Literal["attention", "sliding", "mla", "mamba1", "mamba2", "gated-delta", "cross", "convolution", "none"]
+Mixer = Literal[
+    "attention",
+    "sliding",
+    "mla",
+    "mamba1",
+    "mamba2",
+    "gated-delta",
+    "short-conv",
+    "lightning",
+    "cross",
+    "convolution",
+    "none",
+]
+LINEAR: tuple[Mixer, ...] = ("mamba1", "mamba2", "gated-delta", "short-conv", "lightning")
+"""Mixers whose work grows with the tokens alone, not with pairs of them."""
 Ffn = Literal["dense", "moe", "none"]
 T = TypeVar("T")
 
 _MIXER_LETTERS: Mapping[Mixer, str] = {
-    "attention": "*", "sliding": "s", "mla": "L", "mamba1": "M", "mamba2": "M", "gated-delta": "M", "none": ""
+    "attention": "*", "sliding": "s", "mla": "L", "mamba1": "M", "mamba2": "M", "gated-delta": "M",
+    "short-conv": "M", "lightning": "M", "none": ""
 }  # fmt: skip
 _FFN_LETTERS: Mapping[Ffn, str] = {"dense": "-", "moe": "E", "none": ""}
 

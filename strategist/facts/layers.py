@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 from strategist.facts.attention import attention, cross_attention, latent_attention
@@ -92,8 +92,7 @@ def _mixer(shape: ModelShape, kind: LayerKind) -> Weights:
     if kind.mixer == "mla" and shape.mla is not None:
         return latent_attention(shape, shape.mla)
     if shape.ssm is not None and kind.mixer == shape.ssm.kind:
-        build = {"mamba1": _mamba1, "mamba2": _mamba2, "gated-delta": _gated_delta}[shape.ssm.kind]
-        return build(shape.hidden, shape.ssm)
+        return _LINEAR[shape.ssm.kind](shape.hidden, shape.ssm)
     return (), ()
 
 
@@ -139,6 +138,27 @@ def _gated_delta(h: int, ssm: Ssm) -> Weights:
         Vector("gate_norm", ssm.v_dim),
     )
     return matrices, vectors
+
+
+def _short_conv(h: int, ssm: Ssm) -> Weights:
+    """A gated convolution over a few tokens (LFM2: transformers 5.23.0, models/lfm2/modeling_lfm2.py)."""
+    return (Matrix("in", h, 3 * h, "column"), Matrix("out", h, h, "row")), (Vector("conv", h * ssm.conv, cut=True),)
+
+
+def _lightning(h: int, ssm: Ssm) -> Weights:
+    """Linear attention with a gate on its output (MiniMax-01, arXiv 2501.08313, section 2.2)."""
+    inner = ssm.heads * ssm.head_dim
+    matrices = (
+        Matrix("qkv", h, 3 * inner, "column"),
+        Matrix("output_gate", h, inner, "column"),
+        Matrix("out", inner, h, "row"),
+    )
+    return matrices, (Vector("gate_norm", inner, cut=True),)
+
+
+_LINEAR: Mapping[str, Callable[[int, Ssm], Weights]] = {
+    "mamba1": _mamba1, "mamba2": _mamba2, "gated-delta": _gated_delta, "short-conv": _short_conv, "lightning": _lightning,
+}  # fmt: skip
 
 
 def _ffn(shape: ModelShape, kind: LayerKind) -> Weights:

@@ -12,6 +12,7 @@ from strategist.facts.attention import attention_FLOP, keys_met, normed_heads, n
 from strategist.facts.convolutions import blocks
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
+from strategist.facts.layer_kind import LINEAR
 from strategist.facts.layers import Layer
 from strategist.facts.model import LayerKind, loss_chunk
 from strategist.facts.profile import BYTES
@@ -342,7 +343,7 @@ def elementwise_bytes(job: Job, layer: Layer, kind: LayerKind, c: Candidates) ->
     heads = shape.heads * shape.head_dim
     stream = stream + (_ADAPTER_READ + _ADAPTER_WRITE) * shape.hidden / sequence_cut(c) * beside
     wings = beside * (_ADAPTER_READ * heads + _ADAPTER_WRITE * (heads + 2.0 * shape.kv_heads * shape.head_dim))
-    state = 12.0 * shape.hidden if kind.mixer in ("mamba1", "mamba2", "gated-delta") else 0.0
+    state = 12.0 * shape.hidden if kind.mixer in LINEAR else 0.0
     active = (kernels.gated if shape.mlp_gated else kernels.plain) * _activated(job, kind, c)
     bytes_: Reals = number * (stream + (rotated + normed + wings + state + active) / c["tp"])
     return bytes_

@@ -156,6 +156,21 @@ def test_a_class_without_a_head_over_the_vocabulary_is_said(named: str) -> None:
         assert "architectures" not in " ".join(shape_from_config({**values, "architectures": usual}).notes)
 
 
+LFM2 = {
+    "model_type": "lfm2", "block_auto_adjust_ff_dim": True, "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
+    "conv_L_cache": 3, "conv_bias": False, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 2048, "max_position_embeddings": 128000,
+    "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "vocab_size": 65536, "tie_embedding": True,
+}  # fmt: skip
+
+
+def test_lfm2_counts_its_card() -> None:
+    """LiquidAI/LFM2-1.2B: 1,170,340,608 weights, ten convolutions and six layers of attention, under the names of its file."""
+    shape = shape_from_config(LFM2)
+    assert count(shape).total == 1_170_340_608
+    assert [kind.mixer for kind in layer_sequence(shape)].count("short-conv") == 10
+    assert refused({**LFM2, "block_ffn_dim_multiplier": 1.5}).code == "CHOICE"
+
+
 def test_quantised_weights_of_a_file_are_said() -> None:
     """The job has formats of its own."""
     values = {**SMALL, "model_type": "llama", "quantization_config": {"quant_method": "awq", "bits": 4}}

@@ -16,7 +16,7 @@ from tests.oracle.memory import busiest, sequence_cut, tokens
 from tests.oracle.rates import attention_peak_FLOPs, kept, matmul_seconds, memory_Bps, share
 from tests.oracle.stages import Layout
 
-STATE_SPACE = ("mamba1", "mamba2", "gated-delta")
+STATE_SPACE = ("mamba1", "mamba2", "gated-delta", "short-conv", "lightning")
 COMPUTE_TERMS = ("matmul", "attention", "elementwise", "moe_dispatch", "host")
 
 

@@ -26,15 +26,16 @@ def decoder(config: Config, **facts: Any) -> ModelShape:
     Raises InputError with every problem found in the file.
     """
     heads = config.integer("num_attention_heads", high=MAX_HEADS)
-    common = {
+    common: dict[str, Any] = {
         "layers": config.integer("num_hidden_layers", high=MAX_LAYERS),
         "hidden": config.integer("hidden_size", high=MAX_WIDTH),
         "heads": heads,
         "vocab": config.integer("vocab_size", high=MAX_VOCAB),
         "max_seq": config.integer("max_position_embeddings", high=MAX_TOKENS),
         "tied": config.yes("tie_word_embeddings"),
-        "mlp_act": activation(config, "hidden_act", "hidden_activation", "mlp_hidden_act"),
     }
+    if "mlp_act" not in facts:
+        common["mlp_act"] = activation(config, "hidden_act", "hidden_activation", "mlp_hidden_act")
     if "kv_heads" not in facts:
         common["kv_heads"] = config.optional("num_key_value_heads", high=MAX_HEADS) or config.default(
             "num_key_value_heads", heads

@@ -1,4 +1,4 @@
-"""Jamba, Nemotron-H, Granite 4, Bamba, Qwen3-Next and Qwen3.5: attention layers among state-space or linear ones (transformers 5.23.0)."""
+"""Jamba, Nemotron-H, Granite 4, Bamba, LFM2, MiniMax-01, Qwen3-Next and Qwen3.5: attention layers among state-space or linear ones (transformers 5.23.0)."""
 
 from __future__ import annotations
 
@@ -218,6 +218,58 @@ def _qwen3_5_moe(config: Config) -> ModelShape:
     return _mostly_linear(config, 0, shared_gated_experts(config), None)
 
 
+def _lfm2(config: Config) -> ModelShape:
+    """LFM2: short convolutions, and attention in the layers that `layer_types` or `full_attn_idxs` names; published files call two
+    things by names of their own."""
+    tied = config.yes("tie_embedding" if config.has("tie_embedding") else "tie_word_embeddings")
+    width = config.integer("block_ff_dim" if config.has("block_ff_dim") else "intermediate_size", high=MAX_FFN)
+    if config.yes("block_auto_adjust_ff_dim"):
+        if config.values.get("block_ffn_dim_multiplier", 1) != 1:
+            config.refuse("CHOICE", "block_ffn_dim_multiplier", "must be 1; other factors cannot be read")
+        multiple = config.optional("block_multiple_of", high=MAX_WIDTH) or 1
+        width = -(-(2 * width // 3) // multiple) * multiple
+    return _among_convolutions(
+        config, decoder(config, ffn_hidden=width, tied=tied, qk_norm="head", mlp_act="silu"), None, 0
+    )
+
+
+def _lfm2_moe(config: Config) -> ModelShape:
+    """The same with experts behind the first `num_dense_layers`."""
+    tied = config.yes("tie_embedding" if config.has("tie_embedding") else "tie_word_embeddings")
+    shape = decoder(config, tied=tied, qk_norm="head", mlp_act="silu")
+    moe = experts(config, "num_experts", ffn=config.integer("moe_intermediate_size", high=MAX_FFN))
+    return _among_convolutions(config, shape, moe, config.integer("num_dense_layers", high=MAX_LAYERS, low=0))
+
+
+def _among_convolutions(config: Config, shape: ModelShape, moe: Moe | None, dense: int) -> ModelShape:
+    config.only("conv_bias", False)
+    attends = _attending(config, shape.layers, "conv")
+    ssm = Ssm(kind="short-conv", conv=config.integer("conv_L_cache", high=1024))
+    config.settle()
+    ffns: list[Ffn] = ["dense" if moe is None or i < dense else "moe" for i in range(shape.layers)]
+    return _mixed(shape, ssm, moe, [LayerKind("attention" if one else "short-conv", ffn) for one, ffn in zip(attends, ffns, strict=True)])  # fmt: skip
+
+
+def _attending(config: Config, layers: int, other: str) -> list[bool]:
+    """Which layers attend: those that `layer_types` calls so, the others being called `other`, or those that `full_attn_idxs` lists."""
+    words, listed = config.list_of(str, "layer_types", limit=MAX_LAYERS), config.list_of(int, "full_attn_idxs", limit=MAX_LAYERS)  # fmt: skip
+    if words is None and listed is None:
+        config.refuse("MISSING", "layer_types", "is missing", hint="Add it; nothing is guessed.")
+    if words is not None and (len(words) != layers or not set(words) <= {"full_attention", other}):
+        config.refuse("CHOICE", "layer_types", f"must be {layers} of full_attention, {other}", hint="Give one entry per layer.")  # fmt: skip
+    config.settle()
+    return [word == "full_attention" for word in words] if words is not None else [i in set(listed or ()) for i in range(layers)]  # fmt: skip
+
+
+def _minimax(config: Config) -> ModelShape:
+    """MiniMax-01: linear attention with full attention among it, experts in every layer."""
+    shape = decoder(config)
+    moe = experts(config, "num_local_experts", "num_experts", ffn=shape.ffn_hidden)
+    attends = _attending(config, shape.layers, "linear_attention")
+    ssm = Ssm(kind="lightning", heads=shape.heads, head_dim=shape.head_dim)
+    return _mixed(shape, ssm, moe, [LayerKind("attention" if one else "lightning", "moe") for one in attends])
+
+
 FAMILY = Family(
     "hybrids",
     {
@@ -225,6 +277,9 @@ FAMILY = Family(
         "nemotron_h": _nemotron_h,
         "granitemoehybrid": _granite_hybrid,
         "bamba": _bamba,
+        "lfm2": _lfm2,
+        "lfm2_moe": _lfm2_moe,
+        "minimax": _minimax,
         "qwen3_next": _qwen3_next,
         "qwen3_5_text": _qwen3_5,
         "qwen3_5_moe_text": _qwen3_5_moe,
