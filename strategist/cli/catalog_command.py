@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from strategist.catalog import Row, rows
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON
 from strategist.cli.output import show_document, show_lines, width
-from strategist.errors import InputError, did_you_mean, require_known
+from strategist.errors import require_known
 from strategist.reports.lines import Line, table, wrapped
 from strategist.units import format_count
 
-TABLES: Mapping[str, str] = {"gpus": "UNKNOWN_GPU", "nodes": "UNKNOWN_NODE", "models": "UNKNOWN_MODEL"}
+TABLES = ("gpus", "nodes", "models")
 
 
 COMMAND = Command(
@@ -40,17 +39,16 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _row(name: str, wanted: str) -> Row:
-    known = {row["name"]: row for row in rows(name)}
-    if wanted.lower() not in known:
-        raise InputError(
-            TABLES[name],
-            f"The catalogue has no {name.rstrip('s')} {wanted!r}.",
-            flag="NAME",
-            value=wanted,
-            hint=did_you_mean(wanted, known),
-        )
-    return known[wanted.lower()]
+def _row(table_name: str, wanted: str) -> Row:
+    """The row of a name, by every name that `plan` takes. Raises UNKNOWN_GPU, UNKNOWN_NODE, UNKNOWN_MODEL, AMBIGUOUS."""
+    from strategist.facts.gpus import find_gpu
+    from strategist.facts.model_rows import find_model
+    from strategist.facts.nodes import find_node
+
+    if table_name == "models":
+        return find_model(wanted, "NAME")
+    name = (find_gpu(wanted, "NAME") if table_name == "gpus" else find_node(wanted, "NAME")).value.name
+    return next(row for row in rows(table_name) if row["name"] == name)
 
 
 def _summary(name: str, row: Row) -> tuple[str, ...]:

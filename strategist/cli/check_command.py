@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 FLAGS = (
     Flag("--seal", "write the seal into the file when the plan is sound"),
-    Flag("--exhaustive", "try every layout of the plan's question again, one at a time: is there a better one?"),
+    Flag(
+        "--exhaustive", "try every layout of the plan's question again, one at a time: is there a better one? (minutes)"
+    ),
     *COMMON,
 )
 

@@ -9,7 +9,7 @@ from typing import Any
 from strategist.ask import Given
 from strategist.cli.arguments import Namespace
 from strategist.cli.flags import HARDWARE, PLAN_FLAGS, Flag
-from strategist.errors import ECHO_LIMIT, InputError, StrategistError, did_you_mean, shown
+from strategist.errors import ECHO_LIMIT, InputError, StrategistError, did_you_mean, near_and_known, shown
 from strategist.facts.flags import parse_gpus_per_node, parse_nodes
 from strategist.facts.job import MAX_HEADROOM
 from strategist.facts.workload import MAX_BATCH, MAX_IMBALANCE, MAX_RANK, MAX_SEQ_LEN
@@ -188,7 +188,7 @@ def _config(path: str, known: Sequence[str]) -> dict[str, Any]:
                 f"{shown(path)}, line {_line_of(text, key)}: {shown(key)!r} is not a setting.",
                 flag="--config",
                 value=key,
-                hint=did_you_mean(key, known),
+                hint=near_and_known(key, known),
             )
     return {key: _as_words(path, key, value) for key, value in table.items()}
 

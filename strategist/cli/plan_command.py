@@ -26,7 +26,7 @@ COMMAND = Command(
     examples=(
         "strategist plan --model-size 7B",
         "strategist plan --model llama-3.1-70b --hardware dgx-h100:8 --seq-len 8192 --out plan.json",
-        "strategist plan --model-size 13B --gpu rtx-4090 --gpus-per-node 4 --pin pp=4 --json",
+        "strategist plan --model-size 7B --gpu l40s --gpus-per-node 8 --pin pp=4 --json",
         "strategist plan --model llama-3.2-1b --hardware dgx-h100 --verify",
         "strategist plan --model llama-3.1-8b --hardware dgx-h100 --sensitivity",
     ),

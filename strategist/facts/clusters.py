@@ -39,7 +39,7 @@ __all__ = [
 Source = str | os.PathLike[str] | Mapping[str, Any] | Cluster | None
 
 FILE_ENDINGS = (".json", ".yaml", ".yml", ".toml")
-_COUNTED = re.compile(r"(\d+) ?[x*×] ?(.+)", re.IGNORECASE)
+_COUNTED = re.compile(r"(?P<before>\d+) ?[x*×] ?(?P<name>.+)|(?P<named>.+?) ?[x*×] ?(?P<behind>\d+)", re.IGNORECASE)
 
 
 def load_cluster(source: Source = None) -> Cluster:
@@ -109,7 +109,7 @@ def _from_name(text: str, flag: str) -> Resolved:
     except InputError as unknown:
         if unknown.code == "UNKNOWN_NODE" and os.path.exists(said):
             return _from_file(said, flag)
-        raise _count_in_front(said, flag) or unknown from None
+        raise _count_elsewhere(said, flag) or unknown from None
     return _catalogued(found, nodes)
 
 
@@ -123,16 +123,16 @@ def _racks(name: str, tray: Node, racks: int, flag: str) -> Resolved:
     return Resolved(cluster=cluster, assumptions=(said,))
 
 
-def _count_in_front(said: str, flag: str) -> InputError | None:
-    """What is wrong with "2xdgx-h100": the count stands behind the name here. None where the rest is no name either."""
+def _count_elsewhere(said: str, flag: str) -> InputError | None:
+    """What is wrong with "2xdgx-h100" and "dgx-h100x2": a colon parts name and count here. None where the rest is no name either."""
     counted = _COUNTED.fullmatch(said)
     if counted is None:
         return None
     try:
-        name = _named_node(counted[2], flag).value.name
+        name = _named_node(counted["name"] or counted["named"], flag).value.name
     except InputError:
         return None
-    return InputError("UNKNOWN_NODE", f"{flag}: no node type is called {shown(said)}.", flag=flag, value=said, hint=f"Write {name}:{counted[1]}.")  # fmt: skip
+    return InputError("UNKNOWN_NODE", f"{flag}: no node type is called {shown(said)}.", flag=flag, value=said, hint=f"Write {name}:{counted['before'] or counted['behind']}.")  # fmt: skip
 
 
 def _named_node(name: str, flag: str) -> Found[Node]:
@@ -156,8 +156,12 @@ def _named_node(name: str, flag: str) -> Found[Node]:
 
 def _catalogued(found: Found[Node], nodes: int) -> Resolved:
     source = found.assumed or ""
-    said = (Assumption(what="node type", value=found.value.name, flag="--hardware", source=source),) if source else ()
-    cluster = Cluster(groups=(NodeGroup(node=spread_over_racks(found.value, nodes), count=nodes),), origin="catalogue")
+    node = found.value
+    counted = (
+        f"{node.name}, {nodes} nodes of {node.gpus} devices" if nodes > 1 else node.name
+    )  # some say h100:8 for eight devices
+    said = (Assumption(what="node type", value=counted, flag="--hardware", source=source),) if source else ()
+    cluster = Cluster(groups=(NodeGroup(node=spread_over_racks(node, nodes), count=nodes),), origin="catalogue")
     return checked_network(Resolved(cluster=cluster, assumptions=said))
 
 

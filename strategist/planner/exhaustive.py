@@ -29,7 +29,7 @@ from strategist.space.stages import chunk_lengths
 from strategist.timing.estimate import step_times
 
 MAX_WORLD = 64
-"""Devices of the largest machines whose layouts are tried one at a time: some minutes."""
+"""Devices of the largest machines whose layouts are tried one at a time: minutes, tens of them for mixtures of experts (docs/answers.md)."""
 
 Watch = Callable[[int, int], None]
 """Told after each layout: how many of how many are done."""

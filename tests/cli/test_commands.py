@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shlex
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -242,7 +243,7 @@ def test_top_bounds_the_alternatives() -> None:
 
 def test_catalog_knows_near_names() -> None:
     """A name that is not there is answered with names that are."""
-    ran = call("catalog", "gpus", "h100-sxm-80g", "--json")
+    ran = call("catalog", "gpus", "h1000-sxm-80gb", "--json")
     assert (ran.code, ran.error["code"]) == (2, "E_UNKNOWN_GPU")
     assert "h100-sxm-80gb" in ran.error["hint"]
     assert call("catalog", "gpu", "--json").error["code"] == "E_CHOICE"
@@ -338,7 +339,9 @@ def test_help_has_the_page_of_every_command(name: str) -> None:
         (("predict", "--zero-stage", "3"), "E_UNKNOWN_KEY", "Did you mean"),
         (("predict", "--zero", "3"), "E_UNKNOWN_KEY", "--strategy zero=VALUE"),
         (("plan", "7B"), "E_PARSE", "--model 7B"),
-        (("plan", "--hardware", "2xdgx-h100", "--model", "7B"), "E_UNKNOWN_NODE", "dgx-h100:2"),
+        (("plan", "--hardware", "2xdgx-h100", "--model", "7B"), "E_UNKNOWN_NODE", "Write dgx-h100:2."),
+        (("plan", "--hardware", "dgx-h100 x 4", "--model", "7B"), "E_UNKNOWN_NODE", "Write dgx-h100:4."),
+        (("plan", "--hardware", "2xdgx-h1000", "--model", "7B"), "E_UNKNOWN_NODE", "Did you mean"),
     ],
 )
 def test_common_mistakes_are_met_with_what_was_meant(words: tuple[str, ...], code: str, hint: str) -> None:
@@ -359,3 +362,34 @@ def test_a_folder_that_may_not_be_made(words: tuple[str, ...], tmp_path: Path, m
     monkeypatch.setattr("os.makedirs", refuse)
     found = call(words[0], path, *words[1:], "--out", str(tmp_path / "new"), "--json")
     assert (found.code, found.error["code"]) == (2, "E_PERMISSION")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("nodes", "p5.48xlarge"), "aws-p5.48xlarge"),
+        (("gpus", "NVIDIA H100 80GB HBM3"), "h100-sxm-80gb"),
+        (("models", "meta-llama/Llama-3.1-8B"), "llama-3.1-8b"),
+        (("models", "vit-bigG-14"), "vit-bigG-14"),
+    ],
+)
+def test_catalog_knows_what_plan_knows(words: tuple[str, str], name: str) -> None:
+    """A row is found by every name that --hardware, --gpu and --model take."""
+    (row,) = call("catalog", *words, "--json").document
+    assert row["name"] == name
+
+
+EXAMPLES = [
+    example
+    for name in ("plan", "compare", "predict")
+    for example in command(name).examples
+    if not re.search(r"\.(json|sh)\b|--verify|--sensitivity", example)
+]
+"""Examples that need no file, and take no longer than a question does."""
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_work(example: str) -> None:
+    """What a help page shows to be copied has an answer."""
+    found = call(*shlex.split(example)[1:])
+    assert (found.code, found.err) == (0, "")

@@ -44,6 +44,7 @@ def test_a_gpu_name_stands_for_its_reference_node() -> None:
     resolved = resolve_cluster("h100-sxm-80gb:2")
     assert resolved.cluster.groups[0].node.name == "dgx-h100"
     assert what(resolved) == {"node type"}
+    assert resolved.assumptions[0].value == "dgx-h100, 2 nodes of 8 devices"
     with pytest.raises(InputError) as caught:
         load_cluster("a100:2")
     assert caught.value.code == "AMBIGUOUS"
