@@ -13,8 +13,8 @@ from typing import Any
 from strategist.errors import InputError, StaleError, shown
 from strategist.facts.described import DescribedGpu, DescribedLink, DescribedNode, Paths
 from strategist.facts.described_cluster import build_cluster
+from strategist.facts.listings import refuse_listing
 from strategist.facts.resolved import Resolved
-from strategist.facts.topo_matrix import is_matrix
 from strategist.facts.wiring import refuse_bad_wiring
 from strategist.reading import PARSERS, checked, parse_document, read_text
 from strategist.records import dataclass
@@ -51,8 +51,8 @@ class NodesFile:
 def cluster_from_file(path: str, flag: str = "--hardware") -> Resolved:
     """The cluster in a file. Raises InputError for the file, its syntax and its keys; see cluster_from_document."""
     text = read_text(path, flag)
-    if is_matrix(text) and os.path.splitext(path)[1].lower() not in PARSERS:
-        raise InputError("KIND", f"{flag} is a topology matrix, which does not say what GPUs these are.", flag=flag, value=path, hint="Put it under `matrix` of a node in a hardware file, beside `gpu` (docs/hardware.md).")  # fmt: skip
+    if os.path.splitext(path)[1].lower() not in PARSERS:
+        refuse_listing(text, path, flag)
     document = parse_document(path, text, flag)
     return cluster_from_document(_with_matrices(document, os.path.dirname(path)), flag)
 

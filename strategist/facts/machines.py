@@ -37,10 +37,12 @@ def machine(gpu: Gpu, gpus: int, stated: Overrides, nodes: int) -> tuple[Node, t
 
 
 def likely_node(gpu: Gpu, gpus: int) -> Node:
-    """The reference node of this GPU and count, else a part of the next larger one, else one built from the GPU."""
-    exact = reference_node(gpu.name, gpus)
+    """The reference node of this GPU and count, else a part of the node that such cards usually are in, or of the next larger
+    one where that has fewer, else one built from the GPU."""
+    usual = reference_node(gpu.name)
     larger = next((count for count in reference_counts(gpu.name) if count > gpus), None)
-    whole = exact or (reference_node(gpu.name, larger) if larger else None)
+    enough = usual if usual and usual.gpus > gpus else reference_node(gpu.name, larger) if larger else None
+    whole = reference_node(gpu.name, gpus) or enough
     if whole is None:
         return _generic_node(gpu, gpus)
     return whole if whole.gpus == gpus else part_of(whole, gpus)
@@ -64,6 +66,7 @@ def part_of(whole: Node, gpus: int) -> Node:
         nics=round(whole.nics * part) if own_port else whole.nics,
         vcpus=None if whole.vcpus is None else max(1, int(whole.vcpus * part)),
         ram_bytes=None if whole.ram_bytes is None else int(whole.ram_bytes * part),
+        nvme_read_Bps=None if whole.nvme_read_Bps is None else whole.nvme_read_Bps * part,
         links=tuple(link for link in whole.links if link.a in ids and link.b in ids),
         basis="assumed",
         source=f"{gpus} of the {whole.gpus} GPUs of {whole.name}: {whole.source}",
@@ -95,13 +98,20 @@ def _generic_node(gpu: Gpu, gpus: int) -> Node:
 
 def _generic_topology(gpu: Gpu, gpus: int) -> tuple[Topology, int]:
     """The topology of a node that is in no table, and how many of its GPUs share the fast links: those of one board."""
-    topology, board = natural_topology(gpu), default_row("board")["gpus"]
+    topology, board = natural_topology(gpu), _board(gpu)
     if gpus == 1:
         return "none", 1
     if gpus <= board or topology in ("pcie-host", "torus"):
         return topology, gpus
     domain = gcd(gpus, board) if topology == "nvswitch" else 1
     return (topology, domain) if domain > 1 else ("pcie-host", gpus)
+
+
+def _board(gpu: Gpu) -> int:
+    """How many cards of this kind share fast links at most: those of a rack where the catalogue has it in racks, else of a board."""
+    usual = reference_node(gpu.name)
+    board: int = default_row("board")["gpus"]
+    return max(board, usual.fast_domain) if usual else board
 
 
 def natural_topology(gpu: Gpu) -> Topology:

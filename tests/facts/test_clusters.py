@@ -187,6 +187,7 @@ def test_a_part_of_a_node_is_no_better_than_the_node(name: str, gpus_: int) -> N
     assert part.gpus == min(gpus_, whole.gpus)
     assert part.intra_Bps <= whole.intra_Bps
     assert part.inter_Bps <= whole.inter_Bps
+    assert (part.nvme_read_Bps or 0.0) * whole.gpus == pytest.approx((whole.nvme_read_Bps or 0.0) * part.gpus)
     alone = Cluster(groups=(NodeGroup(node=part, count=1),), origin="flags")
     assert part.gpus == 1 or tiers(alone)[-1].span == part.gpus
 
@@ -211,6 +212,23 @@ def test_unknown_machines_are_built_from_the_card() -> None:
     assert likely_node_of("h100-sxm-80gb", 16).fast_domain == 8
     assert likely_node_of("mi100", 4).topology == "xgmi-mesh"
     assert likely_node_of("h100-sxm-80gb", 7).name == "7-of-dgx-h100"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "name", "pair"),
+    [("h100-sxm-80gb", 2, "2-of-dgx-h100", 450e9), ("h100-sxm-80gb", 4, "hgx-h100-4", 150e9), ("a100-sxm-80gb", 1, "1-of-dgx-a100-80gb", 300e9),
+     ("a100-sxm-40gb", 4, "hgx-a100-4-40gb", 100e9), ("gh200-96gb", 4, "gh200-quad", 150e9), ("rtx-4090", 3, "3-of-ws-4x-4090", 31.5e9)],
+)  # fmt: skip
+def test_a_few_cards_are_a_part_of_their_usual_node(gpu: str, count: int, name: str, pair: float) -> None:
+    """Two H100 are what clouds cut from a machine of eight, whose switch gives each all of its links; they were two of a board of four."""
+    node = likely_node_of(gpu, count)
+    assert (node.name, node.pair_Bps) == (name, pair)
+
+
+def test_a_rack_told_as_one_node_is_one_domain() -> None:
+    """72 GB200 said as one node had NVLink in domains of eight and PCIe between these."""
+    assert [tier.span for tier in tiers(cluster_from_flags("gb200", 72, 1).cluster)] == [72]
+    assert [tier.span for tier in tiers(cluster_from_flags("gb300", 36, 2).cluster)] == [36, 72]
 
 
 def test_reference_prices_are_not_assumed() -> None:

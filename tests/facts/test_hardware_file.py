@@ -327,6 +327,24 @@ def test_a_matrix_alone_is_no_machine(tmp_path: Path) -> None:
     assert lost.value.flag == "$.nodes[0].matrix"
 
 
+CARDS = "".join(
+    f"GPU {i}: NVIDIA H100 80GB HBM3 (UUID: GPU-5fd4f087-86f3-7a43-b711-4771313afc5{i})\n" for i in range(8)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("node01 slots=8\n# spare\nnode02 slots=8 max_slots=8\n", "--gpu NAME --gpus-per-node 8 --nodes 2"), ("a:4\nb:4\nc:4\n", "--gpus-per-node 4 --nodes 3"),
+     ("a slots=8\nb slots=4\n", "each kind as a node"), (CARDS, '--gpu "NVIDIA H100 80GB HBM3" --gpus-per-node 8'),
+     (CARDS.replace("H100 80GB HBM3", "L4", 1), "each kind as a node"), (CARDS + "  MIG 1g.10gb     Device  0: (UUID: MIG-c6d4)\n", "--gpu-memory")],
+)  # fmt: skip
+def test_listings_of_other_tools_are_told_what_to_say(text: str, hint: str, tmp_path: Path) -> None:
+    """A file of hosts, or the output of `nvidia-smi -L`, was refused as bad JSON; its hint now holds the flags that say the same."""
+    with pytest.raises(InputError) as caught:
+        load_cluster(written(tmp_path, "listing.txt", text))
+    assert (caught.value.code, hint in str(caught.value.hint)) == ("KIND", True)
+
+
 def test_other_versions_are_stale() -> None:
     """A file of a later format is stale, not misread."""
     assert isinstance(refused({"format": "strategist-hardware/2", "nodes": [node()]}), StaleError)

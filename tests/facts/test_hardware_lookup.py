@@ -152,7 +152,7 @@ def test_reference_nodes_have_the_asked_cards() -> None:
     assert chosen is not None
     assert chosen.name == "dgx-h100"
     assert reference_node("h100-sxm-80gb", 3) is None
-    for gpu, gpus_, name in (("l4", 1, None), ("a100-sxm-40gb", 4, None), ("a100-sxm-80gb", 4, "hgx-a100-4"), ("a100-sxm-64gb", 4, "leonardo-booster")):  # fmt: skip
+    for gpu, gpus_, name in (("l4", 1, None), ("a100-sxm-40gb", 4, "hgx-a100-4-40gb"), ("a100-sxm-80gb", 4, "hgx-a100-4"), ("a100-sxm-64gb", 4, "leonardo-booster")):  # fmt: skip
         found = reference_node(gpu, gpus_)
         assert (found and found.name) == name
 
