@@ -182,13 +182,19 @@ def _predicted(given: Given, says: Says, reader: Reader, layout: Layout) -> Pred
             global_batch=given.global_batch or (batch if isinstance(batch, int) else None),
             seq_len=given.seq_len or (length if isinstance(length, int) else None),
             precision=given.precision or PRECISIONS.get(str(compute)),
-            framework=given.framework or reader.profile,
+            framework=given.framework or _profile_of(reader, layout),
             optimizer=given.optimizer or _word(says, "optimizer"),
             **_adapters(given, says),
         )
     )
     is_of_the_file = given.framework is None and given.precision is None
     return predicted(_with_formats(asked, reader, says) if is_of_the_file else asked)
+
+
+def _profile_of(reader: Reader, layout: Layout) -> str:
+    """The profile of a file with that layout."""
+    cuts_weights_alone = layout.get("zero") == 3 and layout.get("tp", 1) == layout.get("pp", 1) == 1
+    return reader.fetches if reader.fetches and cuts_weights_alone else reader.profile
 
 
 def _word(says: Says, name: str) -> str | None:

@@ -24,6 +24,7 @@ from strategist.facts.gpus import gpu_by_id
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import (
+    ZERO_3,
     Attention,
     Hides,
     Profile,
@@ -50,6 +51,8 @@ torchao/testing/training/roofline_utils.py, get_tensor_memory_traffic_ovhd_s."""
 _LONGEST = re.compile(r"longest example (\d+) tokens")
 _ENGINE = re.compile(r"\bTE\b")
 """Transformer Engine's modules, named among the techniques of a run."""
+_MEGATRON = re.compile(r"megatron|neox|largescale")
+"""Frameworks whose own kernels DeepSpeed drives."""
 _WRITTEN_OUT = re.compile(r"^(?:eager|math|standard|naive|vanilla|native|none|no)\b")
 """Attention that writes its scores, by the names that torch, Transformers and papers have for it."""
 _FLASH_1 = re.compile(r"flash[ -]?att(?:entio)?n[ -]?(?:v ?)?1\b|\bfa-?1\b|\bflash ?v?1\b")
@@ -177,10 +180,12 @@ def _profile(run: Run, machines: Machines) -> Profile:
     said = f"{run.get('framework', '')} {run.get('precision', '')}"
     arch = gpu_by_id(machines.gpu).arch
     profile = profile_of(said, arch) or profile_of(run.get("source", ""), arch) or _likely_profile(run)
+    profile = find_profile(ZERO_3) if _fetches_modules(run, profile) else profile
     detail = run.get("sharding_detail", "")
     fused = "fused" if _ENGINE.search(detail) else None
     compiles = switch_of(run, "compile", "xla")
-    kernels = fused if compiles is None else "compiled" if compiles else "eager-composite"
+    plain = profile.kernels.name if profile.name == ZERO_3 else "eager-composite"
+    kernels = fused if compiles is None else "compiled" if compiles else plain
     hides: tuple[Hides, ...] = ("tensor",) if "async" in detail.lower() else ()
     return with_habits(
         profile,
@@ -192,6 +197,15 @@ def _profile(run: Run, machines: Machines) -> Profile:
         cast_bytes=next((moved for word, moved in _SCALED if word in run.get("precision", "")), None),
         light="half-blocks" if _halves(run) else None,
     )
+
+
+def _fetches_modules(run: Run, profile: Profile) -> bool:
+    """Whether DeepSpeed's ZeRO-3 drives modules of torch: its engine or a trainer of Hugging Face names it, or its name of the stage, and no
+    Megatron cuts matrices or stages."""
+    said, text = run.get("framework", "").lower(), run.get("zero_stage_or_fsdp", "").lower()
+    is_named = "deepspeed" in said or (profile.name == "hf-trainer" and "fsdp" not in said + text and "zero" in text)
+    is_cut = any((whole(run, name) or 1) > 1 for name in ("tp", "pp"))
+    return is_named and run.get("zero_class", "") == "3" and not is_cut and not _MEGATRON.search(said)
 
 
 def _likely_profile(run: Run) -> Profile:
@@ -293,7 +307,7 @@ def _zero(run: Run, profile: Profile, dp: int, machines: Machines) -> tuple[int,
         return 3, max(1, dp // inside)
     stage = int(said) if said in ("0", "1", "2", "3") else profile.zero
     if dp * (whole(run, "cp") or 1) == 1:
-        return 0, 1
+        return stage if profile.name == ZERO_3 else 0, 1  # hooks of modules run beside one device, too
     if text and not said:
         raise Unexpressed(f"zero_stage_or_fsdp {text}: neither replicas nor a stage of ZeRO that has a model")
     group = _ZERO_GROUP.search(run.get("sharding_detail", ""))

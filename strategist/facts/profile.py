@@ -15,6 +15,9 @@ from strategist.records import dataclass, replace
 OF_EIGHT_BITS = ("adamw8bit",)
 """Optimizers whose moments have a format of their own."""
 
+ZERO_3 = "deepspeed-zero3"
+"""The profile of DeepSpeed's ZeRO-3 on modules of torch."""
+
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0}
 """Bytes of one number by format."""
 
@@ -37,7 +40,8 @@ class Kernels:
     dropout sees (hidden states, twice per layer). `logit_bytes` are moved by the loss per token and vocabulary entry,
     both passes, `score_forward_bytes` and `score_backward_bytes` by unfused attention per score, `cast_bytes` by turning one input of a matrix to fp8, and its transpose. `forward` and `backward` count launches per layer, with `moe_` those of routing and
     permutation on top, with `expert_` those of each local expert; `host_s` is the CPU's
-    time for one of them, `unit_s` that for each gather or reduction of a unit of fully_shard (0 where nobody measured it), and with `catches_up` a CPU that falls behind gets ahead again while head and loss run (others' times were set with runs, layer by
+    time for one of them, `unit_s` that for each gather or reduction of a unit of weights (0 where nobody measured it; with `hooks_again` once more for a layer
+    that full recompute runs again), and with `catches_up` a CPU that falls behind gets ahead again while head and loss run (others' times were set with runs, layer by
     layer: docs/decisions/0159)."""
 
     name: str
@@ -59,6 +63,7 @@ class Kernels:
     expert_backward: int
     host_s: float
     unit_s: float
+    hooks_again: bool
     catches_up: bool
     source: str
 
@@ -66,7 +71,7 @@ class Kernels:
 Attention = Literal["flash1", "flash", "cudnn", "sdpa", "unfused"]
 Hides = Literal["gradients", "weights", "updates", "tensor", "pipeline"]
 Light = Literal["elementwise", "attention", "alternate", "half-blocks"]
-Sends = Literal["whole", "shards"]
+Sends = Literal["whole", "shards", "turns"]
 Updates = Literal["whole", "tensors", "ranks"]
 Segments = Literal["fixed", "expandable"]
 AddsTerms = Literal["unit", "step"]
@@ -83,7 +88,7 @@ class Profile:
     traffic runs behind compute (gradients and weights of data parallelism, weights updated under ZeRO-1, collectives of cut products, sends of
     interleaved stages); `replicas_wait` that replicas average gradients after the last micro-batch, not after each; `accumulates_whole` that sharded gradients are whole
     until then, in the compute format and of frozen weights too (FSDP under no_sync); `light` what selective recompute runs again (`alternate`: memory-bound
-    kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them; `updates` whether ZeRO-1 gathers new weights whole, or
+    kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them, or `turns`: a tp-th, one message after the other; `updates` whether ZeRO-1 gathers new weights whole, or
     broadcasts them tensor by tensor or rank by rank; `adds_terms` whether gradients of weights that ranks of tp hold whole are added up
     weight by weight, with their unit where there are units, or all in one message a step;
     `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where

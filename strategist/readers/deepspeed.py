@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strategist.document.judgement import Finding, Said
+from strategist.facts.profile import ZERO_3
 from strategist.readers.foreign import (
     FORMATS,
     OPTIMIZERS,
@@ -239,5 +240,6 @@ DEEPSPEED = Reader(
     recognises=recognises,
     read=read,
     profile="deepspeed-bf16",
+    fetches=ZERO_3,
     on_nodes=on_nodes,
 )

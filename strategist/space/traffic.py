@@ -203,12 +203,14 @@ def _units(job: Job, group: Group) -> Reals:
 
 
 def unit_collectives(job: Job, group: Group) -> tuple[Reals, Reals]:
-    """How often a step gathers or reduces a unit of fully_shard, in forward and in backward, (C, S) each, as `_data` sends them. Units of
-    experts alone do not count."""
+    """How often a host gathers or reduces a unit of weights in a step, in forward and in backward, (C, S) each, as `_data` sends them, and once
+    more for each layer that full recompute runs again where its modules' hooks run again too. Units of experts alone do not count."""
     zero = group.candidates["zero"][:, None]
     gathers, reduces = (np.where(zero >= 2, rounds, 0.0) for rounds in _rounds(group))
-    units, again = _units(job, group), np.where(zero == 3, _micro(group), 0.0) * _layer_units(job, group)
-    return gathers * units, again + reduces * (job.trainable > 0) * units
+    units, again = _units(job, group), _micro(group) * _layer_units(job, group)
+    if job.profile.kernels.hooks_again:
+        again = again + _repeats(group) * _passes_CS(group, group.redone_SK.sum(axis=1))
+    return gathers * units, np.where(zero == 3, again, 0.0) + reduces * (job.trainable > 0) * units
 
 
 def _rounds(group: Group) -> tuple[Reals, Reals]:
@@ -433,19 +435,25 @@ def _distinct(job: Job, c: Candidates) -> Reals:
     return share
 
 
-def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
+def _pipeline(job: Job, group: Group) -> Iterator[Traffic]:
     """Hidden states forward and their gradients backward, once per micro-batch and chunk, between neighbouring stages; the
     ends of the model have nothing before or behind them, and a stage that hands results to itself sends nothing. Every tensor-parallel rank sends its part where the framework does so
-    (Narayanan et al. 2021, arXiv 2104.04473, section 4.1) or sequence parallelism has cut it."""
+    (Narayanan et al. 2021, arXiv 2104.04473, section 4.1) or sequence parallelism has cut it. A stage that neither sends nor receives while it does the
+    other waits for both, and makes what it received, and before backward what it sent, whole again (deepspeedai/DeepSpeed 0.19.8:
+    deepspeed/runtime/pipe/schedule.py, TrainSchedule.steps; engine.py, PartitionedTensor.full)."""
     if group.pp == 1:
-        return ()
-    c = group.candidates
-    pieces = c["tp"] if job.profile.sends == "shards" else sequence_cut(c)
-    payload = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / pieces
-    ends = group.is_first.astype(np.float64) + group.is_last + 2.0 * group.turns_back
-    micro = _micro(group)[:, 0]
-    sends = (2.0 * micro * c["virtual_stages"])[:, None] - on_stages(micro, ends)
-    return (Traffic("pp", "send", _per_stage(group, payload), sends, "pp", "nothing"),)
+        return
+    c, takes_turns = group.candidates, job.profile.sends == "turns"
+    hidden = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+    pieces = sequence_cut(c) if job.profile.sends == "whole" else c["tp"]
+    micro, all_chunks = _micro(group)[:, 0], _micro(group) * c["virtual_stages"][:, None]
+    ahead, back = (
+        all_chunks - on_stages(micro, 1.0 * end + group.turns_back) for end in (group.is_first, group.is_last)
+    )
+    sends = (2.0 if takes_turns else 1.0) * (ahead + back)
+    yield Traffic("pp", "send", _per_stage(group, hidden / pieces), sends, "pp", "nothing")
+    if takes_turns and (c["tp"] > 1).any():
+        yield Traffic("tp", "all_gather", _per_stage(group, hidden), ahead + 2.0 * back, "tp", "nothing")
 
 
 def _tied_ends(job: Job, group: Group) -> tuple[Traffic, ...]:

@@ -114,6 +114,27 @@ def test_a_source_is_known_where_its_framework_is_not() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ({"framework": "DeepSpeed 0.14", "zero_stage_or_fsdp": "ZeRO-3"}, "deepspeed-zero3"),
+        ({"framework": "HF Trainer+DeepSpeed", "zero_stage_or_fsdp": "stage 3"}, "deepspeed-zero3"),
+        ({"framework": "accelerate", "zero_stage_or_fsdp": "ZeRO-3"}, "deepspeed-zero3"),
+        ({"framework": "HF Trainer+DeepSpeed", "zero_stage_or_fsdp": "ZeRO-3", "compile": "no"}, "deepspeed-zero3"),
+        ({"framework": "HF Trainer+DeepSpeed", "zero_stage_or_fsdp": "ZeRO-2"}, "hf-trainer"),
+        ({"framework": "accelerate", "zero_stage_or_fsdp": "FSDP full shard"}, "hf-trainer"),
+        ({"framework": "Megatron-DeepSpeed", "zero_stage_or_fsdp": "ZeRO-3"}, "megatron-deepspeed"),
+        ({"framework": "GPT-NeoX with DeepSpeed", "zero_stage_or_fsdp": "ZeRO-3"}, "megatron-deepspeed"),
+        ({"framework": "DeepSpeed", "zero_stage_or_fsdp": "ZeRO-3", "tp": "2", "dp": "4"}, "megatron-deepspeed"),
+    ],
+)
+def test_modules_that_deepspeed_fetches_are_no_megatron(said: dict[str, str], name: str) -> None:
+    """ZeRO-3 of DeepSpeed's engine, by its own name or in a trainer of Hugging Face, fetches torch's modules one by one, and its host is what
+    such runs wait for; FSDP, lower stages and Megatron's layers have other hosts."""
+    found = _judged({"zero_class": "", **said}).job.profile
+    assert (found.name, found.kernels.name == "deepspeed-modules") == (name, name == "deepspeed-zero3")
+
+
+@pytest.mark.parametrize(
     ("said", "card"),
     [
         ({"hardware": "A100", "gpu_mem_gb": "40"}, "a100-sxm-40gb"),

@@ -113,7 +113,13 @@ def _unit_calls(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]
     ends = int(stage == 0) + int(stage == last_stage(layout) and not both)
     kept = 1.0 / layout["accumulation"] if layout["pp"] > 1 else 1.0  # a pipeline gathers and reduces once a step
     gathers, again = (1.0, 1.0) if layout["zero"] == 3 else (kept, 0.0)
-    return gathers * (layers + ends), again * layers + kept * (layers + ends) * (job.trainable > 0)
+    if (
+        job.profile.kernels.hooks_again and layout["recompute"] == "full"
+    ):  # hooks of a layer's modules run whenever it does
+        layers_again = sum(computed_again(job, layout, stage, len(kinds)))
+    else:
+        layers_again = 0
+    return gathers * (layers + ends), again * (layers + layers_again) + kept * (layers + ends) * (job.trainable > 0)
 
 
 def _add_compression(job: Job, layout: Layout, found: Stage) -> None:

@@ -237,10 +237,16 @@ def _pipeline(job: Job, layout: Layout, stage: int) -> Iterator[Row]:
     if pp == 1:
         return
     ends = (stage == 0) + (stage == last_stage(layout)) + 2 * turns_back(layout, stage)
-    pieces = tp if job.profile.sends == "shards" else sequence_cut(layout)
-    payload = tokens(job, layout) * shape.hidden * BYTES[job.formats.compute] / pieces
+    hidden = tokens(job, layout) * shape.hidden * BYTES[job.formats.compute]
+    payload = hidden / (sequence_cut(layout) if job.profile.sends == "whole" else tp)
     stride = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"] * tp
-    yield Row("pp", "send", "", payload, (2 * layout["virtual_stages"] - ends) * layout["accumulation"], pp, stride)
+    messages = (2 * layout["virtual_stages"] - ends) * layout["accumulation"]
+    if job.profile.sends == "turns":  # what comes waits until what goes is gone
+        messages *= 2
+        got = layout["virtual_stages"] - (stage == 0) - turns_back(layout, stage)
+        put = layout["virtual_stages"] - (stage == last_stage(layout)) - turns_back(layout, stage)
+        yield Row("tp", "all-gather", "", hidden, (got + put + put) * layout["accumulation"], tp, 1)
+    yield Row("pp", "send", "", payload, messages, pp, stride)
     if shape.tied and ends:
         shared_by = layout["dp_shard"] * layout["cp"] if layout["zero"] >= 2 else 1
         table = vocabulary(shape, tp, shared_by) * BYTES[job.formats.parameter] * job.trainable

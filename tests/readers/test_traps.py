@@ -551,18 +551,19 @@ def test_an_illegal_layout_is_a_failure(tmp_path: Path) -> None:
     }
 
 
-def test_predict_reads_the_same_files(tmp_path: Path) -> None:
-    """`predict FILE` prices the layout of another framework's file as `--strategy` prices it written by hand."""
+@pytest.mark.parametrize(("stage", "framework"), [(1, "deepspeed-bf16"), (3, "deepspeed-zero3")])
+def test_predict_reads_the_same_files(stage: int, framework: str, tmp_path: Path) -> None:
+    """`predict FILE` prices the layout of another framework's file as `--strategy` prices it written by hand; ZeRO-3 has a host of its own."""
     path = tmp_path / "deepspeed.json"
-    path.write_text(json.dumps(changed(DEEPSPEED, zero_optimization={"stage": 3})), encoding="utf-8")
+    path.write_text(json.dumps(changed(DEEPSPEED, zero_optimization={"stage": stage})), encoding="utf-8")
     read = json.loads(call("predict", str(path), *WEIGH, "--json").out)
     words = (
         "--strategy",
-        "dp_shard=8,zero=3,micro_batch=4,accumulation=2",
+        f"dp_shard=8,zero={stage},micro_batch=4,accumulation=2",
         "--global-batch",
         "64",
         "--framework",
-        "deepspeed-bf16",
+        framework,
     )
     written = json.loads(call("predict", *WEIGH, *words, "--json").out)
     assert (read["layout"], read["memory"], read["time"]) == (written["layout"], written["memory"], written["time"])

@@ -374,3 +374,32 @@ def test_a_small_model_waits_for_gathers_and_reductions_of_its_units() -> None:
     assert seconds(timed(job(), "dp=16,zero=3,mbs=4"), "host") == 0.0
     others = replace(asked, profile=replace(asked.profile, kernels=replace(asked.profile.kernels, unit_s=0.0)))
     assert seconds(timed(others, "dp=16,zero=3,mbs=1"), "host") == waits[1]
+
+
+def test_hooks_of_modules_run_again_with_their_layer() -> None:
+    """DeepSpeed's ZeRO-3 calls the hooks of a layer's modules whenever it runs: under full recompute the host of a small model gathers each
+    layer once more than without, and that of fully_shard does not."""
+    gpt2 = load_model("gpt2")
+
+    def more(name: str) -> float:
+        asked = job(find_profile(name), model=gpt2, workload=Workload(seq_len=64, global_batch=16))
+        full, none = (timed(asked, f"dp=16,zero=3,mbs=1,recompute={word}") for word in ("full", "none"))
+        return (float(full.step[0]) - float(none.step[0])) / 1e9
+
+    deepspeed, plain = (find_profile(name).kernels for name in ("deepspeed-zero3", "fsdp2"))
+    launches = plain.forward * plain.host_s * 12
+    assert more("fsdp2") == pytest.approx(launches, rel=0.05)
+    assert more("deepspeed-zero3") == pytest.approx(launches + 12 * deepspeed.unit_s, rel=0.05)
+
+
+def test_stages_that_take_turns_wait_for_every_message() -> None:
+    """Of two stages each sends and receives one message of every micro-batch: in DeepSpeed's engine one waits for the other, and what the last
+    stage received and the first one sent and received is gathered."""
+    turns = find_profile("megatron-deepspeed")
+    each, both = (
+        timed(job(profile, workload=Workload(global_batch=64)), "pp=2,tp=8,mbs=1,zero=0")
+        for profile in (replace(turns, sends="shards"), turns)
+    )
+    assert seconds(both, "pp") == pytest.approx(2.0 * seconds(each, "pp"))
+    assert seconds(both, "tp") > seconds(each, "tp")
+    assert seconds(both, "matmul") == seconds(each, "matmul")
