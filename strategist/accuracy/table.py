@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from strategist.accuracy.cells import Column, columns_of_header, has_decimal_commas, row_of
 from strategist.errors import InputError, did_you_mean, shown
-from strategist.reading import read_text
+from strategist.reading import parse_json, read_text
 
 Run = Mapping[str, str]
 
-NEEDED = ("id", "hardware", "gpus_total", "model", "seq_len")
+NEEDED = ("hardware", "gpus_total", "model", "seq_len")
 MAX_ROWS = 100_000
 SEPARATORS = ",;\t"
 """What stands between cells; of those that a header has as often, the first."""
@@ -21,16 +22,19 @@ LARGEST: Mapping[str, int] = {"": 2**17, "seq_len": 2**24, "global_batch_seqs": 
 
 
 def read_runs(path: str, flag: str = "FILE") -> tuple[Run, ...]:
-    """The rows of a CSV file with a header, its cells apart by commas, or by what else its header has most of. Raises what `read_text`
-    raises, and InputError PARSE for a row that does not match the header, MISSING for an absent column, DUPLICATE_KEY for a column or an
-    id given twice, TOO_LARGE."""
-    lines = _cells(read_text(path, flag), path, flag)
+    """The rows of a CSV file with a header, its cells apart by commas, or by what else its header has most of, or of JSON objects, one a line or
+    in a list. Raises what `read_text` and `parse_json` raise, and InputError PARSE for a row that does not match the header, MISSING for an absent
+    column, DUPLICATE_KEY for a column or an id given twice, TOO_LARGE."""
+    text = read_text(path, flag)
+    is_json = text.lstrip()[:1] in ("{", "[")
+    lines, separator = (_of_objects(text, path, flag), "") if is_json else _cells(text, path, flag)
     header = [name.strip() for name in lines[0]]
-    _check_header(header, path, flag)
+    columns = columns_of_header(header, flag, path)
+    _check_header(columns, header, path, flag)
+    own = [(number, cells) for number, cells in enumerate(lines[1:], 2) if any(cell.strip() for cell in cells)]
+    commas = has_decimal_commas(columns, (cells for _, cells in own))
     runs = []
-    for number, cells in enumerate(lines[1:], 2):
-        if not any(cell.strip() for cell in cells):
-            continue
+    for number, cells in own:
         if len(cells) != len(header):
             raise InputError(
                 "PARSE",
@@ -39,31 +43,51 @@ def read_runs(path: str, flag: str = "FILE") -> tuple[Run, ...]:
                 value=path,
                 hint="Quote cells that contain commas.",
             )
-        runs.append(dict(zip(header, (cell.strip() for cell in cells), strict=True)))
+        run = row_of(columns, cells, commas=commas, spreadsheet=separator == ";")
+        runs.append({**run, "id": run.get("id") or f"row {number}"})
     _check_rows(runs, path, flag)
     return tuple(runs)
 
 
-def _cells(text: str, path: str, flag: str) -> list[list[str]]:
-    """The cells of every line, whatever ends it."""
+def _cells(text: str, path: str, flag: str) -> tuple[list[list[str]], str]:
+    """The cells of every line, whatever ends it, and what stands between them."""
     lines = io.StringIO(text, newline=None)
     head = lines.readline()
     lines.seek(0)
+    separator = max(SEPARATORS, key=head.count)
     try:
-        return list(csv.reader(lines, delimiter=max(SEPARATORS, key=head.count)))
+        return list(csv.reader(lines, delimiter=separator)), separator
     except csv.Error as problem:
         raise InputError("PARSE", f"{flag}: {shown(path)} is no table: {problem}.", flag=flag, value=path, hint="Write it as CSV.") from None  # fmt: skip
 
 
-def _check_header(header: list[str], path: str, flag: str) -> None:
-    for name in header:
-        if header.count(name) > 1:
-            raise InputError("DUPLICATE_KEY", f"{flag}: the column {shown(name)} stands twice.", flag=flag, value=path, hint="Name each column once.")  # fmt: skip
+def _of_objects(text: str, path: str, flag: str) -> list[list[str]]:
+    """JSON objects as a header and lines of cells; what an object does not name is empty."""
+    is_list = text.lstrip().startswith("[")
+    objects = (
+        parse_json(text, flag) if is_list else [parse_json(line, flag) for line in text.splitlines() if line.strip()]
+    )
+    if not objects or not all(isinstance(one, dict) for one in objects):
+        raise InputError("PARSE", f"{flag}: {shown(path)} is no table: a run is a JSON object, one a line or in a list.", flag=flag, value=path, hint="Write it as CSV, or a JSON object a line.")  # fmt: skip
+    header = list(dict.fromkeys(name for one in objects for name in one))
+    return [header, *([_text(one.get(name)) for name in header] for one in objects)]
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _check_header(columns: Sequence[Column], header: Sequence[str], path: str, flag: str) -> None:
+    names = [column.name for column in columns]
     for name in NEEDED:
-        if name not in header:
+        if name not in names:
             raise InputError(
-                "MISSING", f"{flag}: {shown(path)} has no column {name}.", flag=flag, value=path, hint=did_you_mean(name, header)
-            )  # fmt: skip
+                "MISSING",
+                f"{flag}: {shown(path)} has no column {name}.",
+                flag=flag,
+                value=path,
+                hint=did_you_mean(name, header),
+            )
 
 
 def _check_rows(runs: list[dict[str, str]], path: str, flag: str) -> None:

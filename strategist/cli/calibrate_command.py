@@ -12,7 +12,7 @@ COMMAND = Command(
     "Fit a few factors of the time model to measured runs, and say what they are worth on runs left out.",
     (*OUTPUT, *COMMON),
     (
-        Positional("file", "a CSV file of measured runs; columns as in benchmarks/truth/README.md"),
+        Positional("file", "a CSV or JSON file of measured runs; columns as in benchmarks/truth/README.md"),
         Positional(
             "observed", "run.json files of `run --observe`, each beside its plan.json", optional=True, repeats=True
         ),
@@ -30,7 +30,7 @@ def run(options: Namespace) -> int:
     from strategist.accuracy.calibrate import calibrate  # NumPy, the models and scipy: help needs none of them
     from strategist.accuracy.judge import judge
     from strategist.accuracy.observed import judged_run
-    from strategist.accuracy.report import calibration_text
+    from strategist.accuracy.report import calibration_text, skipped_text, unread_text
     from strategist.accuracy.table import read_runs
     from strategist.facts.calibration import shipped_factors
 
@@ -39,5 +39,9 @@ def run(options: Namespace) -> int:
     with Patience() as patience:
         watch = None if options.quiet or options.json else patience
         found = calibrate(judged, shipped_factors(), watch=watch)
-    deliver(found, options, lambda: calibration_text(found, width()))
+    deliver(
+        found,
+        options,
+        lambda: [*calibration_text(found, width()), *skipped_text(judged, width()), *unread_text(judged, width())],
+    )
     return 0

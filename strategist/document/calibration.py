@@ -22,9 +22,17 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """A run that the factors do not explain, and its measured step over what is predicted under them."""
+
+    id: str
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Factors, the number of runs and groups they rest on, what they are worth on groups that were left out, and how far they could stray
-    (the spread of their logarithms; none in files of before it was chosen)."""
+    """Factors, the number of runs and groups they rest on, what they are worth on groups that were left out, how far they could stray
+    (the spread of their logarithms; none in files of before it was chosen), and the runs that they do not explain, farthest first."""
 
     format: Literal["strategist-calibration/1"] = "strategist-calibration/1"
     made_by: str
@@ -34,3 +42,4 @@ class Calibration:
     factors: tuple[Factor, ...]
     held_out: Held
     spread: float | None = None
+    apart: tuple[Apart, ...] = ()
