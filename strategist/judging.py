@@ -85,6 +85,8 @@ def _with_model(given: Given, reader: Reader, source: Source, flag: str) -> Give
     return replace(given, model=reader.model(source, flag))
 
 
+LOOPS = ("strategist", "hf-trainer", "deepspeed")
+"""Profiles of whoever trains by torch's own ZeRO unless an engine is named, and of the engine."""
 BESIDE = {
     "micro_batch": "--micro-batch NUMBER",
     "accumulation": "--grad-accum NUMBER",
@@ -182,13 +184,18 @@ def _predicted(given: Given, says: Says, reader: Reader, layout: Layout) -> Pred
             global_batch=given.global_batch or (batch if isinstance(batch, int) else None),
             seq_len=given.seq_len or (length if isinstance(length, int) else None),
             precision=given.precision or PRECISIONS.get(str(compute)),
-            framework=given.framework or reader.profile,
+            framework=given.framework or _profile(reader, says),
             optimizer=given.optimizer or _word(says, "optimizer"),
             **_adapters(given, says),
         )
     )
     is_of_the_file = given.framework is None and given.precision is None
     return predicted(_with_formats(asked, reader, says) if is_of_the_file else asked)
+
+
+def _profile(reader: Reader, says: Says) -> str:
+    """Whose habits a file's run has: its framework's, or those of the engine that an ordinary loop hands its states to."""
+    return _word(says, "engine") or reader.profile if reader.profile in LOOPS else reader.profile
 
 
 def _word(says: Says, name: str) -> str | None:

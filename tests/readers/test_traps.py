@@ -562,7 +562,7 @@ def test_predict_reads_the_same_files(tmp_path: Path) -> None:
         "--global-batch",
         "64",
         "--framework",
-        "deepspeed-bf16",
+        "deepspeed",
     )
     written = json.loads(call("predict", *WEIGH, *words, "--json").out)
     assert (read["layout"], read["memory"], read["time"]) == (written["layout"], written["memory"], written["time"])
