@@ -37,8 +37,8 @@ TIMED: tuple[Part, ...] = tuple(part for part in PARTS if SECONDS_OF[part])
 """Parts that have seconds; the last of all is the overlap, which has none."""
 OVERLAPS = (0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 2.0)
 """Factors on the overlap under which runs are predicted."""
-SPREADS, NOISE = (0.07, 0.2, 0.6), 0.1
-"""How far the logarithm of a factor may be expected to stray from 0, and that of a repeated measurement: 7, 20 or 60, and 10 %. Which of
+SPREADS, NOISE = (0.0, 0.07, 0.2, 0.6), 0.1
+"""How far the logarithm of a factor may be expected to stray from 0, and that of a repeated measurement: not at all, 7, 20 or 60, and 10 %. Which of
 them depends on how much the runs have in common that the formulas do not know: a machine where all takes half as long again asks for much."""
 ANY: Key = ("any", "")
 """What is about every run of a table alike, whatever its device and framework: the place where they were measured."""
@@ -79,7 +79,7 @@ def calibrate(
 ) -> Calibration:
     """The factors that measured runs ask for: those `before`, which hold for a device or a framework, moved as far as the runs insist, and
     those of all these runs alike where they are `of_one_place`; those that are about none of the runs stay. Of the `spreads` the one is taken under which groups left
-    out are predicted best, the narrowest of equals. `watch` hears of each fit: to all runs, and without each group. Raises InputError TOO_SMALL for fewer than MIN_RUNS predicted runs with a step time, or
+    out are predicted best, the narrowest of equals: with 0 among them, factors that help nowhere are not made. `watch` hears of each fit: to all runs, and without each group. Raises InputError TOO_SMALL for fewer than MIN_RUNS predicted runs with a step time, or
     runs of fewer than MIN_GROUPS groups."""
     timed = [one for one in judged if one.case is not None and one.case.measured.step_s is not None]
     way, groups = _groups(timed, Counter(one.skipped for one in judged if one.skipped))
@@ -94,7 +94,7 @@ def calibrate(
         runs=len(timed),
         groups=len(set(groups)),
         grouped_by=way,
-        factors=_beside(fits[spread], keys, before),
+        factors=_beside(fits[spread], keys, before) if spread else tuple(before),
         held_out=held[spread],
         spread=spread,
         apart=_apart(timed, _errors(sample, fits[spread])[0]),
@@ -235,7 +235,9 @@ def _at_overlap(parts: Reals, logarithm: Reals) -> tuple[Reals, Reals]:
 
 
 def _fit(sample: Sample, usual: Reals, spread: float, start: Reals | None = None) -> Reals:
-    """Logarithms of the factors by key and part, (K, P), near the `usual` ones, looked for from `start` on."""
+    """Logarithms of the factors by key and part, (K, P), near the `usual` ones, looked for from `start` on; the usual ones where none may stray."""
+    if not spread:
+        return usual
     least_squares = _solver()
     sizes = Counter(sample.group.tolist())
     weight = np.array([sizes[group] ** -0.25 for group in sample.group.tolist()]) / NOISE

@@ -139,7 +139,7 @@ def _skipped_rows(judged: Sequence[Judged], width: int) -> Iterator[Line]:
 
 def _strayed(found: Calibration, width: int) -> Iterator[Line]:
     """How far factors could stray; nothing of documents from before that was chosen."""
-    if found.spread is not None:
+    if found.spread:
         how = f"{100 * found.spread:.0f} % from what ships, the width under which runs left out are predicted best"
         yield from wrapped("spread", how, width, indent=INDENT)
 
@@ -159,24 +159,21 @@ def calibration_text(found: Calibration, width: int) -> list[Line]:
     ships = frozenset(shipped_factors())
     own = [factor for factor in found.factors if factor not in ships]
     rows = [(factor.gpu or factor.framework or "all runs alike", factor.part, f"x{factor.value:.3f}") for factor in own]
-    better = (
-        "" if held.after < held.before else " These factors do not help on runs left out: measure more, or do without."
-    )
+    useless = "No factors help" if found.spread == 0 else "These factors do not help"
+    better = "" if held.after < held.before else f" {useless} on runs left out: measure more, or do without."
     return [
         *wrapped("runs", f"{found.runs} in {found.groups} groups by {found.grouped_by}", width, indent=INDENT),
         *wrapped("left out", f"{worth}.{better}", width, indent=INDENT, style="plain" if not better else "warn"),
         *_strayed(found, width),
         *_apart(found, width),
-        line(""),
-        line(Span("factors on seconds", "key")),
-        *table(rows, width),
+        *([line(""), line(Span("factors on seconds", "key")), *table(rows, width)] if rows else ()),
         *_stayed(len(found.factors) - len(own), width),
         *_together(own, found, width),
     ]
 
 
 def _stayed(number: int, width: int) -> list[Line]:
-    return wrapped("", f"{number} that ship for other devices and frameworks stay as they are", width, indent=2, style="dim") if number else []  # fmt: skip
+    return wrapped("", f"{number} that ship stay as they are", width, indent=2, style="dim") if number else []  # fmt: skip
 
 
 def _together(own: Sequence[Factor], found: Calibration, width: int) -> Iterator[Line]:

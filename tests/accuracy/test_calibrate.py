@@ -336,3 +336,15 @@ def test_a_table_in_milliseconds_is_no_calibration(tmp_path: Path) -> None:
     refused = call("calibrate", runs_file(tmp_path, *slow))
     assert refused.code == 2 and "E_TOO_SMALL" in refused.err
     assert "24 of them because: the row contradicts itself" in " ".join(refused.err.split())
+
+
+def test_factors_that_help_nowhere_are_not_made(tmp_path: Path) -> None:
+    """Labs whose runs are off in ways that have nothing in common, 10 % up and down in turn: what ships stays, and the report says that nothing helps."""
+    off = (1.1, 0.9, 1.08, 0.92)
+    noisy = judge(
+        [{**one.run, "step_time_s": repr(off[n // 6] * one.measured_s)} for n, one in enumerate(measured({}))]
+    )
+    found = calibrate(noisy, shipped_factors())
+    assert (found.spread, found.held_out.after) == (0.0, found.held_out.before)
+    assert set(found.factors) == set(shipped_factors())
+    assert "No factors help" in call("calibrate", runs_file(tmp_path, *(one.run for one in noisy))).out
