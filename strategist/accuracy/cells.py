@@ -176,6 +176,13 @@ def unread_columns(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def with_near_names(names: Sequence[str]) -> str:
-    """Columns that are not read, those that look like one that is with its name."""
-    near = {name: get_close_matches(_plain(name), list(_words()), n=1, cutoff=_ALIKE) for name in names}
-    return ", ".join(f"{shown(name)} (meant: {near[name][0]}?)" if near[name] else shown(name) for name in names)
+    """Columns that are not read, each with what it lacks or may have meant where that is known."""
+    return ", ".join(f"{shown(name)}{_why(_plain(name))}" for name in names)
+
+
+def _why(plain: str) -> str:
+    if plain in _words():
+        measures = "unit" in _words()[_words()[plain]["column"]] and "unit" not in _words()[plain]
+        return " (its unit is not stated)" if measures else ""
+    near = get_close_matches(plain, list(_words()), n=1, cutoff=_ALIKE)
+    return f" (meant: {near[0]}?)" if near else ""

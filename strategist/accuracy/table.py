@@ -64,8 +64,9 @@ def _cells(text: str, path: str, flag: str) -> tuple[list[list[str]], str]:
 def _of_objects(text: str, path: str, flag: str) -> list[list[str]]:
     """JSON objects as a header and lines of cells; what an object does not name is empty."""
     is_list = text.lstrip().startswith("[")
+    lines = [] if is_list else [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     objects = (
-        parse_json(text, flag) if is_list else [parse_json(line, flag) for line in text.splitlines() if line.strip()]
+        parse_json(text, flag) if is_list else [parse_json(line, f"{flag} line {number}") for number, line in lines]
     )
     if not objects or not all(isinstance(one, dict) for one in objects):
         raise InputError("PARSE", f"{flag}: {shown(path)} is no table: a run is a JSON object, one a line or in a list.", flag=flag, value=path, hint="Write it as CSV, or a JSON object a line.")  # fmt: skip

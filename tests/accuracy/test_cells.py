@@ -133,6 +133,14 @@ def test_json_that_is_no_table_is_refused(text: str, tmp_path: Path) -> None:
     assert caught.value.code == "PARSE"
 
 
+def test_a_broken_line_of_json_is_named(tmp_path: Path) -> None:
+    """Of a thousand objects the one that is none is said by its line."""
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f"{json.dumps(OWN)}\n{{1}}\n", encoding="utf-8")
+    with pytest.raises(InputError, match="FILE line 2 is not JSON"):
+        read_runs(str(path))
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_two_columns_of_one_meaning_are_refused_and_two_figures_are_not(order: int, tmp_path: Path) -> None:
     """dp under two names is a contradiction in waiting, in either order; of two peaks the first counts and the other is said not to be read,
@@ -147,10 +155,12 @@ def test_two_columns_of_one_meaning_are_refused_and_two_figures_are_not(order: i
 
 def test_columns_that_are_not_read_are_named(tmp_path: Path) -> None:
     """A misspelt column is said with the name that it is near; the document lists them."""
-    path = table(tmp_path / "runs.csv", {**OWN, "tensor_parallell": "2", "lr": "1e-4", "memory": "60"})
+    path = table(tmp_path / "runs.csv", {**OWN, "tensor_parallell": "2", "lr": "1e-4", "max_memory": "60"})
     found = call("accuracy", path)
-    assert "tensor_parallell (meant: tensor_parallel?), lr, memory" in " ".join(found.out.split())
-    assert call("accuracy", path, "--json").document["unread_columns"] == ["tensor_parallell", "lr", "memory"]
+    assert "tensor_parallell (meant: tensor_parallel?), lr, max_memory (its unit is not stated)" in " ".join(
+        found.out.split()
+    )
+    assert call("accuracy", path, "--json").document["unread_columns"] == ["tensor_parallell", "lr", "max_memory"]
     assert with_near_names(("lr",)) == "lr"
 
 
