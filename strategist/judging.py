@@ -13,8 +13,9 @@ from strategist.document.judgement import Finding, Judgement, Said
 from strategist.document.prediction import Prediction
 from strategist.errors import ImpossibleError, InputError
 from strategist.facts.job import Job
-from strategist.facts.profile import with_habits, with_narrow_weights, with_states
+from strategist.facts.profile import ZERO_3, with_habits, with_narrow_weights, with_states
 from strategist.readers import READERS, open_source, reader_of
+from strategist.readers.deepspeed import ENGINE
 from strategist.readers.foreign import IN_BF16, Foreign, Reader, Says, Source, Unsaid, finding, told
 from strategist.records import replace
 from strategist.space.candidates import WORDS
@@ -85,6 +86,8 @@ def _with_model(given: Given, reader: Reader, source: Source, flag: str) -> Give
     return replace(given, model=reader.model(source, flag))
 
 
+LOOPS = ("strategist", "hf-trainer", ENGINE)
+"""Profiles of whoever trains by torch's own ZeRO unless an engine is named, and of the engine."""
 BESIDE = {
     "micro_batch": "--micro-batch NUMBER",
     "accumulation": "--grad-accum NUMBER",
@@ -182,7 +185,7 @@ def _predicted(given: Given, says: Says, reader: Reader, layout: Layout) -> Pred
             global_batch=given.global_batch or (batch if isinstance(batch, int) else None),
             seq_len=given.seq_len or (length if isinstance(length, int) else None),
             precision=given.precision or PRECISIONS.get(str(compute)),
-            framework=given.framework or _profile_of(reader, layout),
+            framework=given.framework or _profile(reader, says, layout),
             optimizer=given.optimizer or _word(says, "optimizer"),
             **_adapters(given, says),
         )
@@ -191,10 +194,14 @@ def _predicted(given: Given, says: Says, reader: Reader, layout: Layout) -> Pred
     return predicted(_with_formats(asked, reader, says) if is_of_the_file else asked)
 
 
-def _profile_of(reader: Reader, layout: Layout) -> str:
-    """The profile of a file with that layout."""
+def _profile(reader: Reader, says: Says, layout: Layout) -> str:
+    """Whose habits a file's run has: its framework's, or those of the engine that an ordinary loop hands its states to; DeepSpeed's ZeRO-3
+    has its own where it cuts weights and nothing else."""
+    if reader.profile not in LOOPS:
+        return reader.profile
+    engine = _word(says, "engine") or reader.profile
     cuts_weights_alone = layout.get("zero") == 3 and layout.get("tp", 1) == layout.get("pp", 1) == 1
-    return reader.fetches if reader.fetches and cuts_weights_alone else reader.profile
+    return ZERO_3 if engine == ENGINE and cuts_weights_alone else engine
 
 
 def _word(says: Says, name: str) -> str | None:

@@ -23,7 +23,7 @@ import numpy as np
 from strategist import __version__
 from strategist.accuracy.judge import Judged, parts_at
 from strategist.columns import Column, Reals, clamped
-from strategist.document.calibration import Calibration, Held
+from strategist.document.calibration import Apart, Calibration, Held
 from strategist.errors import ImpossibleError, InputError
 from strategist.facts.calibration import Factor, Part
 from strategist.records import dataclass
@@ -37,8 +37,8 @@ TIMED: tuple[Part, ...] = tuple(part for part in PARTS if SECONDS_OF[part])
 """Parts that have seconds; the last of all is the overlap, which has none."""
 OVERLAPS = (0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 2.0)
 """Factors on the overlap under which runs are predicted."""
-SPREADS, NOISE = (0.07, 0.2, 0.6), 0.1
-"""How far the logarithm of a factor may be expected to stray from 0, and that of a repeated measurement: 7, 20 or 60, and 10 %. Which of
+SPREADS, NOISE = (0.0, 0.07, 0.2, 0.6), 0.1
+"""How far the logarithm of a factor may be expected to stray from 0, and that of a repeated measurement: not at all, 7, 20 or 60, and 10 %. Which of
 them depends on how much the runs have in common that the formulas do not know: a machine where all takes half as long again asks for much."""
 ANY: Key = ("any", "")
 """What is about every run of a table alike, whatever its device and framework: the place where they were measured."""
@@ -46,6 +46,8 @@ MIN_RUNS, MIN_GROUPS = 10, 3
 WAYS = ("source", "model", "hardware", "gpus_total")
 """Columns whose values make groups; the first with enough of them is taken."""
 NEAR = math.log(1.25)
+FAR = math.log(2.0)
+"""A run this far from what the factors say is one to look at: another unit, another layout, a run that waited for something else."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,10 +79,10 @@ def calibrate(
 ) -> Calibration:
     """The factors that measured runs ask for: those `before`, which hold for a device or a framework, moved as far as the runs insist, and
     those of all these runs alike where they are `of_one_place`; those that are about none of the runs stay. Of the `spreads` the one is taken under which groups left
-    out are predicted best, the narrowest of equals. `watch` hears of each fit: to all runs, and without each group. Raises InputError TOO_SMALL for fewer than MIN_RUNS predicted runs with a step time, or
+    out are predicted best, the narrowest of equals: with 0 among them, factors that help nowhere are not made. `watch` hears of each fit: to all runs, and without each group. Raises InputError TOO_SMALL for fewer than MIN_RUNS predicted runs with a step time, or
     runs of fewer than MIN_GROUPS groups."""
     timed = [one for one in judged if one.case is not None and one.case.measured.step_s is not None]
-    way, groups = _groups(timed)
+    way, groups = _groups(timed, Counter(one.skipped for one in judged if one.skipped))
     keys, sample = _sampled(timed, groups, alike=of_one_place)
     usual = _entries(before, keys)
     fitted = _told(watch, len(spreads) * (1 + len(set(groups))))
@@ -92,10 +94,17 @@ def calibrate(
         runs=len(timed),
         groups=len(set(groups)),
         grouped_by=way,
-        factors=_beside(fits[spread], keys, before),
+        factors=_beside(fits[spread], keys, before) if spread else tuple(before),
         held_out=held[spread],
         spread=spread,
+        apart=_apart(timed, _errors(sample, fits[spread])[0]),
     )
+
+
+def _apart(timed: Sequence[Judged], errors: Reals) -> tuple[Apart, ...]:
+    """The runs whose ln(predicted / measured) is beyond a factor of FAR."""
+    found = [Apart(id=one.run["id"], ratio=round(math.exp(-error), 3)) for one, error in zip(timed, errors.tolist(), strict=True) if abs(error) > FAR]  # fmt: skip
+    return tuple(sorted(found, key=lambda one: -abs(math.log(one.ratio))))
 
 
 def _told(watch: Watch | None, total: int) -> Fit:
@@ -141,19 +150,24 @@ def _beside(entries: Reals, keys: Sequence[Key], before: Sequence[Factor]) -> tu
     return (*_factors(entries, keys), *(factor for factor in before if _key_of(factor) not in keys))
 
 
-def _groups(timed: Sequence[Judged]) -> tuple[str, list[str]]:
-    """The column that makes groups, and the group of every run."""
+def _groups(timed: Sequence[Judged], reasons: Counter[str]) -> tuple[str, list[str]]:
+    """The column that makes groups, and the group of every run; `reasons` why others are skipped, by number."""
     for way in WAYS:
         groups = [one.run.get(way, "") for one in timed]
         if len(timed) >= MIN_RUNS and len(set(groups)) >= MIN_GROUPS:
             return way, groups
     raise InputError(
         "TOO_SMALL",
-        f"{len(timed)} {'run' if len(timed) == 1 else 'runs'} can be predicted and have a step time; a calibration needs {MIN_RUNS} of {MIN_GROUPS} groups.",
+        f"{len(timed)} {'run' if len(timed) == 1 else 'runs'} can be predicted and have a step time; a calibration needs {MIN_RUNS} of {MIN_GROUPS} groups.{_most(reasons)}",
         flag="FILE",
         value=len(timed),
         hint=f"Add runs that differ in one of {', '.join(WAYS)}; `strategist accuracy` lists the rows that are skipped.",
     )
+
+
+def _most(reasons: Counter[str]) -> str:
+    """A sentence with the reason why most rows are skipped; nothing where none is."""
+    return "".join(f" Skipped are {reasons.total()}, {number} of them because: {reason}." for reason, number in reasons.most_common(1))  # fmt: skip
 
 
 def _keys(one: Judged, *, alike: bool) -> tuple[Key, ...]:
@@ -221,7 +235,9 @@ def _at_overlap(parts: Reals, logarithm: Reals) -> tuple[Reals, Reals]:
 
 
 def _fit(sample: Sample, usual: Reals, spread: float, start: Reals | None = None) -> Reals:
-    """Logarithms of the factors by key and part, (K, P), near the `usual` ones, looked for from `start` on."""
+    """Logarithms of the factors by key and part, (K, P), near the `usual` ones, looked for from `start` on; the usual ones where none may stray."""
+    if not spread:
+        return usual
     least_squares = _solver()
     sizes = Counter(sample.group.tolist())
     weight = np.array([sizes[group] ** -0.25 for group in sample.group.tolist()]) / NOISE

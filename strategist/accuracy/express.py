@@ -67,6 +67,17 @@ ADAPTS_ALL = "adapters on every matrix"
 TASKS = re.compile(r"^$|pre-?train|sft|fine-?tun|continued|classif|^full$|lora")
 """What is trained whole, or beside frozen weights."""
 SCORED = ("A", "B", "")
+_RATES = {
+    "tokens_per_s_per_gpu": "tokens",
+    "tokens_per_s": "tokens",
+    "sequences_per_s": "sequences",
+    "steps_per_s": "steps",
+}
+"""Columns that say how fast a run is, and what they count."""
+_APART = 3.0
+"""Two figures of one row that are so many times each other are not of one run, or not in these units."""
+_TOO_MUCH = 10.0
+"""A peak of so many times the device's memory is in another unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +341,7 @@ def _of_images(run: Run, shape: ModelShape) -> Run:
 
 
 def _has_time(run: Run) -> bool:
-    return bool(run.get("step_time_s", "") or run.get("tokens_per_s_per_gpu", ""))
+    return any(run.get(name, "") for name in ("step_time_s", *_RATES))
 
 
 def _batch(run: Run, dp: int) -> tuple[int, int]:
@@ -383,18 +394,42 @@ def _recompute(run: Run, profile: Profile) -> int:
 
 
 def _measured(run: Run, machines: Machines, batch: int) -> Measured:
-    """Step time as printed, else from the token rate. Raises Unexpressed for a row without any figure."""
-    step = number(run, "step_time_s")
-    rate = number(run, "tokens_per_s_per_gpu")
+    """Step time as printed, else from a rate. Raises Unexpressed for a row without any figure, and for one whose figures contradict each other."""
+    step, by_rate = number(run, "step_time_s"), _step_by_rate(run, machines, batch)
     is_oom = switch_of(run, "oom") is True
-    if step is None and rate is not None:
-        step = batch * needed(run, "seq_len") / (rate * machines.counted_gpus)
+    if step is not None and by_rate is not None and not 1 / _APART < step / by_rate[0] < _APART:
+        raise Unexpressed(
+            f"the row contradicts itself: {by_rate[1]} means a step {_APART:.0f} times as long as step_time_s says, or as short"
+        )
+    if step is None and by_rate is not None:
+        step = by_rate[0]
     peak = number(run, "peak_mem_gb")
     if step is None and peak is None and not is_oom:
         has_rate = any(number(run, name) for name in ("tflops_per_gpu", "mfu") if run.get(name, ""))
         more = ": FLOP rates follow too many conventions to be compared" if has_rate else ""
         raise Unexpressed(f"neither a step time, a token rate nor a memory figure is stated{more}")
+    _possible_peak(peak, machines)
     return Measured(step, None if peak is None else peak * 1e9, run.get("mem_kind", ""), is_oom)
+
+
+def _step_by_rate(run: Run, machines: Machines, batch: int) -> tuple[float, str] | None:
+    """Seconds of a step by the first rate that the row states, and its column."""
+    for name, steps in _RATES.items():
+        rate = number(run, name)
+        if rate is not None:
+            sequences, tokens = batch, batch * needed(run, "seq_len")
+            share = machines.counted_gpus if name == "tokens_per_s_per_gpu" else 1.0
+            return {"steps": 1, "sequences": sequences, "tokens": tokens}[steps] / (rate * share), name
+    return None
+
+
+def _possible_peak(peak_GB: float | None, machines: Machines) -> None:
+    """Raises Unexpressed for a figure in megabytes: published ones that count more than the device has, counted on paper, stay below twice its memory."""
+    memory = cluster_of(machines).smallest.memory_bytes / 1e9
+    if peak_GB is not None and peak_GB > _TOO_MUCH * memory:
+        raise Unexpressed(
+            f"the row contradicts itself: its peak is more than {_TOO_MUCH:.0f} times the device's memory, as one in MB would be"
+        )
 
 
 def _legal_sizes(shape: ModelShape, layout: dict[str, int]) -> None:

@@ -17,6 +17,9 @@ from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates
 from strategist.timing.calibrated import part_seconds
 from strategist.timing.estimate import StepTimes, step_times
 
+TOO_SLOW = 500.0
+"""A step so many times as long as predicted is in another unit; small runs of Megatron's own tests take up to 40 times as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -93,8 +96,16 @@ def judge(runs: Sequence[Run], factors: tuple[Factor, ...] = ()) -> tuple[Judged
             for row, (place, case) in enumerate(members)
         ]
         for (place, _), one in zip(members, _with_recompute(job, layouts, found), strict=True):
-            answers[place] = one
+            answers[place] = _believed(one)
     return tuple(answers[place] for place in range(len(runs)))
+
+
+def _believed(one: Judged) -> Judged:
+    """A run, or nothing but the reason where its time must be in another unit."""
+    if one.measured_s < TOO_SLOW * one.step_s:
+        return one
+    said = f"its step takes more than {TOO_SLOW:.0f} times what is predicted, as one in ms would"
+    return Judged(one.run, skipped=f"the row contradicts itself: {said}")
 
 
 def _held(run: Run, case: Case, peaks: Peaks, row: int) -> Judged:

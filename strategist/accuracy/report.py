@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from strategist.accuracy.cells import unread_columns, with_near_names
 from strategist.accuracy.judge import Judged
 from strategist.accuracy.scores import BY, Group
-from strategist.accuracy.table import unread_columns
-from strategist.document.calibration import Calibration, UnreadColumn
+from strategist.document.calibration import Calibration
 from strategist.errors import InputError, did_you_mean, shown
+from strategist.facts.calibration import Factor, on_parts, shipped_factors
 from strategist.planner.write import interval
 from strategist.reports.lines import Line, Span, line, table, wrapped
 from strategist.units import plain_text
 
 INDENT = 14
+LISTED = 5
+"""How many of several things are named: runs that factors do not explain, and places that factors are about."""
 
 
 def columns_of(text: str | None) -> tuple[str, ...]:
@@ -31,15 +35,18 @@ def columns_of(text: str | None) -> tuple[str, ...]:
 
 
 def accuracy_document(groups: Sequence[Group], judged: Sequence[Judged]) -> dict[str, Any]:
-    """Groups and rows, every row of the file in its order, and the columns that were not read."""
-    unread = unread_columns([one.run for one in judged])
-    return {"groups": list(groups), "unread_columns": list(unread), "rows": [_row(one) for one in judged]}
+    """Groups and rows, every row of the file in its order, and the columns that nobody asks for."""
+    return {"groups": list(groups), "rows": [_row(one) for one in judged], "unread_columns": list(_unread(judged))}
+
+
+def _unread(judged: Sequence[Judged]) -> tuple[str, ...]:
+    return unread_columns(judged[0].run) if judged else ()
 
 
 def _row(one: Judged) -> dict[str, Any]:
     """One run: what is predicted, or null and the reason in `skipped`."""
     if one.case is None:
-        nothing = dict.fromkeys(("predicted_step_s", "low_s", "high_s", "predicted_peak_bytes"))
+        nothing = dict.fromkeys(("predicted_step_s", "low_s", "high_s", "measured_step_s", "predicted_peak_bytes"))
         return {"id": one.run["id"], **nothing, "skipped": one.skipped}
     bounds = interval("time", one.case.job)
     return {
@@ -47,27 +54,43 @@ def _row(one: Judged) -> dict[str, Any]:
         "predicted_step_s": one.step_s,
         "low_s": one.step_s * bounds.low,
         "high_s": one.step_s * bounds.high,
+        "measured_step_s": one.measured_s or None,
         "predicted_peak_bytes": one.peak_bytes,
         "skipped": None,
     }
 
 
-def accuracy_text(
-    groups: Sequence[Group], judged: Sequence[Judged], width: int, *, quiet: bool, lists: bool = False
-) -> list[Line]:
-    """The sum over everything and one block per group, columns that were not read in front; with `lists` the runs that were skipped are
-    named one by one."""
-    wanted = groups[:1] if quiet else groups
-    unread = () if quiet else tuple(unread_lines(unread_columns([one.run for one in judged]), width))
-    blocks = [piece for group in wanted for piece in (*_block(group, width), line(""))]
-    return [*unread, *([line("")] if unread else []), *blocks[:-1], *(_skipped_rows(judged, width) if lists else ())]
+def accuracy_text(groups: Sequence[Group], listed: Sequence[Judged], width: int, *, quiet: bool) -> list[Line]:
+    """The sum over everything and one block per group; `listed` runs are named one by one when they were skipped."""
+    shown = groups[:1] if quiet else groups
+    blocks = [piece for group in shown for piece in (*_block(group, width), line(""))]
+    return [*blocks[:-1], *_skipped_rows(listed, width)]
 
 
-def unread_lines(unread: Sequence[UnreadColumn], width: int) -> Iterator[Line]:
-    """Columns that nothing reads, with what may have been meant."""
-    words = [shown(one.column) + (f" ({' or '.join(one.nearest)}?)" if one.nearest else "") for one in unread]
-    if words:
-        yield from wrapped("not read", f"columns {', '.join(words)}", width, indent=INDENT, style="warn")
+def unread_text(judged: Sequence[Judged], width: int) -> list[Line]:
+    """The columns of a table that were not read; nothing where all were."""
+    names = _unread(judged)
+    return wrapped("not read", f"columns {with_near_names(names)}", width, indent=INDENT, style="dim") if names else []
+
+
+def inside_text(judged: Sequence[Judged], width: int) -> list[Line]:
+    """How many runs took what the interval of their prediction says; nothing where none has a time."""
+    timed = [(one.measured_s / one.step_s, interval("time", one.job)) for one in judged if one.measured_s]
+    if not timed:
+        return []
+    inside = sum(bounds.low <= ratio <= bounds.high for ratio, bounds in timed) / len(timed)
+    words = f"{100 * inside:.0f} % of {len(timed)} runs lie inside the interval of 80 % of their prediction"
+    return wrapped("interval", words, width, indent=INDENT)
+
+
+def skipped_text(judged: Sequence[Judged], width: int) -> list[Line]:
+    """How many rows teach nothing, by reason."""
+    reasons = Counter(one.skipped or "no step time is stated" for one in judged if not one.measured_s)
+    return [
+        piece
+        for reason, number in reasons.most_common()
+        for piece in wrapped("skipped", f"{number}: {reason}", width, indent=INDENT, style="dim")
+    ]
 
 
 def _block(group: Group, width: int) -> Iterator[Line]:
@@ -116,28 +139,51 @@ def _skipped_rows(judged: Sequence[Judged], width: int) -> Iterator[Line]:
 
 def _strayed(found: Calibration, width: int) -> Iterator[Line]:
     """How far factors could stray; nothing of documents from before that was chosen."""
-    if found.spread is not None:
+    if found.spread:
         how = f"{100 * found.spread:.0f} % from what ships, the width under which runs left out are predicted best"
         yield from wrapped("spread", how, width, indent=INDENT)
+
+
+def _apart(found: Calibration, width: int) -> list[Line]:
+    """The first runs that the factors do not explain."""
+    shown_ones = [f"{shown(one.id)} takes {one.ratio:.3g} times what they say" for one in found.apart[:LISTED]]
+    more = f", and {len(found.apart) - LISTED} more" if len(found.apart) > LISTED else ""
+    text = f"{', '.join(shown_ones)}{more}: another unit, another layout, or a run that waited?"
+    return wrapped("unexplained", text, width, indent=INDENT, style="warn") if found.apart else []
 
 
 def calibration_text(found: Calibration, width: int) -> list[Line]:
     """Factors, and what they are worth on groups that were left out of the fit."""
     held = found.held_out
     worth = f"median factor x{held.before:.3f} before, x{held.after:.3f} after; within 25 % {100 * held.before_within_25:.0f} % before, {100 * held.after_within_25:.0f} % after"
-    rows = [
-        (factor.gpu or factor.framework or "all runs alike", factor.part, f"x{factor.value:.3f}")
-        for factor in found.factors
-    ]
-    better = (
-        "" if held.after < held.before else " These factors do not help on runs left out: measure more, or do without."
-    )
+    ships = frozenset(shipped_factors())
+    own = [factor for factor in found.factors if factor not in ships]
+    rows = [(factor.gpu or factor.framework or "all runs alike", factor.part, f"x{factor.value:.3f}") for factor in own]
+    useless = "No factors help" if found.spread == 0 else "These factors do not help"
+    better = "" if held.after < held.before else f" {useless} on runs left out: measure more, or do without."
     return [
         *wrapped("runs", f"{found.runs} in {found.groups} groups by {found.grouped_by}", width, indent=INDENT),
         *wrapped("left out", f"{worth}.{better}", width, indent=INDENT, style="plain" if not better else "warn"),
         *_strayed(found, width),
-        *unread_lines(found.unread_columns, width),
-        line(""),
-        line(Span("factors on seconds", "key")),
-        *table(rows, width),
+        *_apart(found, width),
+        *([line(""), line(Span("factors on seconds", "key")), *table(rows, width)] if rows else ()),
+        *_stayed(len(found.factors) - len(own), width),
+        *_together(own, found, width),
     ]
+
+
+def _stayed(number: int, width: int) -> list[Line]:
+    return wrapped("", f"{number} that ship stay as they are", width, indent=2, style="dim") if number else []  # fmt: skip
+
+
+def _together(own: Sequence[Factor], found: Calibration, width: int) -> Iterator[Line]:
+    """What the factors come to on each device and framework that runs are of, where these are a few."""
+    gpus, frameworks = ([name for name in dict.fromkeys(names) if name] for names in ((one.gpu for one in own), (one.framework for one in own)))  # fmt: skip
+    pairs = [(gpu, framework) for gpu in gpus for framework in frameworks]
+    if not 0 < len(pairs) <= LISTED:
+        return
+    yield line("")
+    yield line(Span("together", "key"))
+    for gpu, framework in pairs:
+        words = ", ".join(f"{part} x{value:.3f}" for part, value in on_parts(found.factors, gpu, framework).items())
+        yield from wrapped("", f"{gpu}, {framework}: {words}", width, indent=2)

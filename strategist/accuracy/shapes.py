@@ -19,6 +19,8 @@ _SIZE = re.compile(r"[-_ ](\d+(?:\.\d+)?)(B|M)$", re.IGNORECASE)
 _FIRST_DENSE = re.compile(r"first (\d+) layers? dense")
 _FAR = 1.5
 """A number of parameters so many times the catalogue's, or less of it, is another model's; names round theirs."""
+_FEW = 4
+"""So many names are worth being asked which."""
 _SAME = ("hidden", "heads", "kv_heads", "ffn_hidden")
 _ALIKE = ("model", "params_b", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "experts_active", "moe_ffn_hidden", "model_kind", "task", "seq_len")  # fmt: skip
 
@@ -41,6 +43,14 @@ def _shape(cells: tuple[tuple[str, str], ...]) -> ModelShape:
     if known is not None and _fits(known, run):
         return _with_layers(known, whole(run, "layers"), whole(run, "first_dense"))
     return _stated(run)
+
+
+def _several(name: str) -> str:
+    """The models of the catalogue that a name may stand for, where these are a few."""
+    folded = _REMARK.sub("", name).lower().replace(" ", "-").rpartition("/")[2]
+    names = [row["name"] for row in rows("models")]
+    longer = [name for name in names if name.startswith(f"{folded}-") and folded not in names]
+    return f"may be {' or '.join(longer)}, which is not stated" if 1 < len(longer) <= _FEW else ""
 
 
 def _catalogued(name: str) -> ModelShape | None:
@@ -101,7 +111,7 @@ def _with_layers(shape: ModelShape, layers: int | None, dense: int | None = None
 def _stated(run: Run) -> ModelShape:
     for name in ("layers", "hidden", "heads"):
         if not run[name]:
-            raise Unexpressed(f"model {run['model']}: {name} is not stated")
+            raise Unexpressed(f"model {run['model']}: {_several(run['model']) or f'{name} is not stated'}")
     if run["model_kind"] not in ("", "dense", "moe", "encoder"):
         raise Unexpressed(f"model {run['model']}: layers of kind {run['model_kind']} are not stated")
     if run["model_kind"] == "encoder" and run["task"] == "sft":

@@ -7,34 +7,13 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 
-from strategist.document.calibration import UnreadColumn
-from strategist.errors import InputError, did_you_mean, nearest, shown
-from strategist.reading import read_text
+from strategist.accuracy.cells import Column, columns_of_header, has_decimal_commas, row_of
+from strategist.errors import InputError, did_you_mean, shown
+from strategist.reading import parse_json, read_text
 
 Run = Mapping[str, str]
 
-NEEDED = ("id", "hardware", "gpus_total", "model", "seq_len")
-COLUMNS = (
-    *NEEDED, "source", "url_or_repo_path", "table", "quality", "notes", "derived_fields",
-    "gpu_mem_gb", "gpus_per_node", "intra_node", "inter_node", "gpu_class",
-    "params_b", "layers", "first_dense", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "experts_active",
-    "moe_ffn_hidden", "model_kind", "task",
-    "global_batch_seqs", "micro_batch_seqs", "grad_accum",
-    "dp", "tp", "pp", "vp", "cp", "ep", "zero_stage_or_fsdp", "zero_class", "sharding_detail", "sequence_parallel", "recompute",
-    "recompute_class", "offload",
-    "framework", "precision", "precision_class", "optimizer", "compile", "attention_impl",
-    "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu", "tflops_formula_note", "peak_mem_gb", "mem_kind", "mem_unit_src",
-    "oom",
-)  # fmt: skip
-"""Every column that a table may have (benchmarks/truth/README.md says what they hold); others are not read, and `accuracy` says so."""
-CALLED: Mapping[str, str] = {
-    "accelerator": "hardware", "activation_checkpointing": "recompute", "batch_size": "global_batch_seqs", "dp_size": "dp", "dtype": "precision",
-    "gbs": "global_batch_seqs", "gpu": "hardware", "gpu_count": "gpus_total", "gpus": "gpus_total", "iteration_time": "step_time_s",
-    "mbs": "micro_batch_seqs", "n_gpus": "gpus_total", "num_gpus": "gpus_total", "pipeline_parallel": "pp", "pp_size": "pp",
-    "sequence_length": "seq_len", "tensor_parallel": "tp", "tp_size": "tp", "world_size": "gpus_total", "zero": "zero_class",
-    "zero_stage": "zero_class",
-}  # fmt: skip
-"""Columns by names that people have for them, which no letters of theirs give away."""
+NEEDED = ("hardware", "gpus_total", "model", "seq_len")
 MAX_ROWS = 100_000
 SEPARATORS = ",;\t"
 """What stands between cells; of those that a header has as often, the first."""
@@ -43,16 +22,19 @@ LARGEST: Mapping[str, int] = {"": 2**17, "seq_len": 2**24, "global_batch_seqs": 
 
 
 def read_runs(path: str, flag: str = "FILE") -> tuple[Run, ...]:
-    """The rows of a CSV file with a header, its cells apart by commas, or by what else its header has most of. Raises what `read_text`
-    raises, and InputError PARSE for a row that does not match the header, MISSING for an absent column, DUPLICATE_KEY for a column or an
-    id given twice, TOO_LARGE."""
-    lines = _cells(read_text(path, flag), path, flag)
+    """The rows of a CSV file with a header, its cells apart by commas, or by what else its header has most of, or of JSON objects, one a line or
+    in a list. Raises what `read_text` and `parse_json` raise, and InputError PARSE for a row that does not match the header, MISSING for an absent
+    column, DUPLICATE_KEY for a column or an id given twice, TOO_LARGE."""
+    text = read_text(path, flag)
+    is_json = text.lstrip()[:1] in ("{", "[")
+    lines, separator = (_of_objects(text, path, flag), "") if is_json else _cells(text, path, flag)
     header = [name.strip() for name in lines[0]]
-    _check_header(header, path, flag)
+    columns = columns_of_header(header, flag, path)
+    _check_header(columns, header, path, flag)
+    own = [(number, cells) for number, cells in enumerate(lines[1:], 2) if any(cell.strip() for cell in cells)]
+    commas = has_decimal_commas(columns, (cells for _, cells in own))
     runs = []
-    for number, cells in enumerate(lines[1:], 2):
-        if not any(cell.strip() for cell in cells):
-            continue
+    for number, cells in own:
         if len(cells) != len(header):
             raise InputError(
                 "PARSE",
@@ -61,48 +43,58 @@ def read_runs(path: str, flag: str = "FILE") -> tuple[Run, ...]:
                 value=path,
                 hint="Quote cells that contain commas.",
             )
-        runs.append(dict(zip(header, (cell.strip() for cell in cells), strict=True)))
+        run = row_of(columns, cells, commas=commas, spreadsheet=separator == ";")
+        runs.append({**run, "id": run.get("id") or f"row {number}"})
     _check_rows(runs, path, flag)
     return tuple(runs)
 
 
-def unread_columns(runs: Sequence[Run]) -> tuple[UnreadColumn, ...]:
-    """The columns of a table that nothing reads, each with the columns that may have been meant."""
-    return tuple(UnreadColumn(name, _meant(name)) for name in (runs[0] if runs else ()) if name not in COLUMNS)
-
-
-def _meant(name: str) -> tuple[str, ...]:
-    word = name.lower().replace(" ", "_").replace("-", "_")
-    return (CALLED[word],) if word in CALLED else nearest(word, COLUMNS, 2)
-
-
-def _cells(text: str, path: str, flag: str) -> list[list[str]]:
-    """The cells of every line, whatever ends it."""
+def _cells(text: str, path: str, flag: str) -> tuple[list[list[str]], str]:
+    """The cells of every line, whatever ends it, and what stands between them."""
     lines = io.StringIO(text, newline=None)
     head = lines.readline()
     lines.seek(0)
+    separator = max(SEPARATORS, key=head.count)
     try:
-        return list(csv.reader(lines, delimiter=max(SEPARATORS, key=head.count)))
+        return list(csv.reader(lines, delimiter=separator)), separator
     except csv.Error as problem:
         raise InputError("PARSE", f"{flag}: {shown(path)} is no table: {problem}.", flag=flag, value=path, hint="Write it as CSV.") from None  # fmt: skip
 
 
-def _check_header(header: list[str], path: str, flag: str) -> None:
-    for name in header:
-        if header.count(name) > 1:
-            raise InputError("DUPLICATE_KEY", f"{flag}: the column {shown(name)} stands twice.", flag=flag, value=path, hint="Name each column once.")  # fmt: skip
-    faults = [_missing(name, header, path, flag) for name in NEEDED if name not in header]
+def _of_objects(text: str, path: str, flag: str) -> list[list[str]]:
+    """JSON objects as a header and lines of cells; what an object does not name is empty."""
+    is_list = text.lstrip().startswith("[")
+    lines = [] if is_list else [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    objects = (
+        parse_json(text, flag) if is_list else [parse_json(line, f"{flag} line {number}") for number, line in lines]
+    )
+    if not objects or not all(isinstance(one, dict) for one in objects):
+        raise InputError("PARSE", f"{flag}: {shown(path)} is no table: a run is a JSON object, one a line or in a list.", flag=flag, value=path, hint="Write it as CSV, or a JSON object a line.")  # fmt: skip
+    header = list(dict.fromkeys(name for one in objects for name in one))
+    return [header, *([_text(one.get(name)) for name in header] for one in objects)]
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _check_header(columns: Sequence[Column], header: Sequence[str], path: str, flag: str) -> None:
+    """Raise InputError MISSING for the first column that is needed and not there; the others are in `also`."""
+    names = [column.name for column in columns]
+    faults = [
+        InputError(
+            "MISSING",
+            f"{flag}: {shown(path)} has no column {name}.",
+            flag=flag,
+            value=path,
+            hint=did_you_mean(name, header),
+        )
+        for name in NEEDED
+        if name not in names
+    ]
     if faults:
-        first, *rest = faults
-        first.also = tuple(rest)
-        raise first
-
-
-def _missing(name: str, header: list[str], path: str, flag: str) -> InputError:
-    """What is wrong with a table without a column that it needs, and the column that may stand for it."""
-    meant = [other for other in header if other not in COLUMNS and name in _meant(other)]
-    hint = f"Did you mean {' or '.join(map(shown, meant))}? Call it {name}." if meant else did_you_mean(name, header)
-    return InputError("MISSING", f"{flag}: {shown(path)} has no column {name}.", flag=flag, value=path, hint=hint)
+        faults[0].also = tuple(faults[1:])
+        raise faults[0]
 
 
 def _check_rows(runs: list[dict[str, str]], path: str, flag: str) -> None:

@@ -16,7 +16,7 @@ COMMAND = Command(
     "accuracy",
     "Predict the measured runs of a table and show how far off the predictions are.",
     FLAGS,
-    (Positional("file", "a CSV file of measured runs; columns as in benchmarks/truth/README.md"),),
+    (Positional("file", "a CSV or JSON file of measured runs; columns as in benchmarks/truth/README.md"),),
     examples=("strategist accuracy benchmarks/truth/training.csv --by source",),
 )
 
@@ -24,7 +24,7 @@ COMMAND = Command(
 def run(options: Namespace) -> int:
     """Predict every row that can be expressed, list every row that cannot, and sum up per group."""
     from strategist.accuracy.judge import judge  # NumPy and the models: help and misspelt flags need neither
-    from strategist.accuracy.report import accuracy_document, accuracy_text, columns_of
+    from strategist.accuracy.report import accuracy_document, accuracy_text, columns_of, inside_text, unread_text
     from strategist.accuracy.scores import grouped
     from strategist.accuracy.table import read_runs
     from strategist.ask import Given, factors_of
@@ -36,6 +36,8 @@ def run(options: Namespace) -> int:
     if options.json:
         show_document(accuracy_document(groups, judged))
     else:
-        lines = accuracy_text(groups, judged, width(), quiet=options.quiet, lists=options.verbose)
+        listed = judged if options.verbose else ()
+        about_all = () if options.quiet else (*inside_text(judged, width()), *unread_text(judged, width()))
+        lines = [*accuracy_text(groups, listed, width(), quiet=options.quiet), *about_all]
         show_lines(lines, no_color=options.no_color)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from strategist.cli.arguments import Command, Namespace, Positional
@@ -9,7 +10,6 @@ from strategist.cli.files import check_out, deliver
 from strategist.cli.flags import COMMON, OUTPUT
 from strategist.cli.output import Patience, width
 from strategist.errors import InputError, shown
-from strategist.records import replace
 
 COMMAND = Command(
     "calibrate",
@@ -17,7 +17,8 @@ COMMAND = Command(
     (*OUTPUT, *COMMON),
     (
         Positional(
-            "file", "a CSV file of measured runs; columns as in benchmarks/truth/README.md. Or the first run.json"
+            "file",
+            "a CSV or JSON file of measured runs; columns as in benchmarks/truth/README.md. Or the first run.json",
         ),
         Positional(
             "observed", "run.json files of `run --observe`, each beside its plan.json", optional=True, repeats=True
@@ -36,25 +37,29 @@ def run(options: Namespace) -> int:
     from strategist.accuracy.calibrate import calibrate  # NumPy, the models and scipy: help needs none of them
     from strategist.accuracy.judge import judge
     from strategist.accuracy.observed import judged_run
-    from strategist.accuracy.report import calibration_text
-    from strategist.accuracy.table import read_runs, unread_columns
+    from strategist.accuracy.report import calibration_text, skipped_text, unread_text
+    from strategist.accuracy.table import read_runs
     from strategist.facts.calibration import shipped_factors
 
     check_out(options)
     tables, observed = _sorts((options.file, *options.observed))
-    runs = read_runs(tables[0]) if tables else ()
-    judged = (*judge(runs), *map(judged_run, observed))
+    judged = (*(judge(read_runs(tables[0])) if tables else ()), *map(judged_run, observed))
     with Patience() as patience:
         watch = None if options.quiet or options.json else patience
-        found = replace(calibrate(judged, shipped_factors(), watch=watch), unread_columns=unread_columns(runs))
-    deliver(found, options, lambda: calibration_text(found, width()))
+        found = calibrate(judged, shipped_factors(), watch=watch)
+    deliver(
+        found,
+        options,
+        lambda: [*calibration_text(found, width()), *skipped_text(judged, width()), *unread_text(judged, width())],
+    )
     return 0
 
 
 def _sorts(paths: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The table, where the first file is none of `run --observe`, and the files of `run --observe`. Raises InputError DUPLICATE_KEY for
-    one that is named twice: its run would count twice."""
-    observed = paths if paths[0].lower().endswith(".json") else paths[1:]
+    """The table, where the first file is none of `run --observe`, and the files of `run --observe`, which lie beside their plans. Raises
+    InputError DUPLICATE_KEY for one that is named twice: its run would count twice."""
+    is_run = paths[0].endswith(".json") and os.path.isfile(os.path.join(os.path.dirname(paths[0]), "plan.json"))
+    observed = paths if is_run else paths[1:]
     for path in observed:
         if observed.count(path) > 1:
             raise InputError("DUPLICATE_KEY", f"OBSERVED: {shown(path)} is named twice.", flag="OBSERVED", value=path, hint="Name each run once.")  # fmt: skip

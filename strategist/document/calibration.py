@@ -21,18 +21,18 @@ class Held:
     after_within_25: float
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadColumn:
-    """A column of a table of runs that nothing reads, and those of known names that may have been meant."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """A run that the factors do not explain, and its measured step over what is predicted under them."""
 
-    column: str
-    nearest: tuple[str, ...]
+    id: str
+    ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Factors, the number of runs and groups they rest on, what they are worth on groups that were left out, how far they could stray
-    (the spread of their logarithms; none in files of before it was chosen), and which columns of the runs' table were not read."""
+    (the spread of their logarithms; none in files of before it was chosen), and the runs that they do not explain, farthest first."""
 
     format: Literal["strategist-calibration/1"] = "strategist-calibration/1"
     made_by: str
@@ -42,4 +42,4 @@ class Calibration:
     factors: tuple[Factor, ...]
     held_out: Held
     spread: float | None = None
-    unread_columns: tuple[UnreadColumn, ...] = ()
+    apart: tuple[Apart, ...] = ()

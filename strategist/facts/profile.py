@@ -99,7 +99,8 @@ class Profile:
     belong to the state under fp16; `unties` that embedding and head are two weights where the model ties them; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
     `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and
     `sequence_parallel` are what its users get when they say nothing; with `picks_recompute` its recipes choose a recompute
-    policy by model and machine, so that silence says little; `launches_wait` that the CPU waits for every kernel before it issues the
+    policy by model and machine, so that silence says little; `host_gradient_bytes` of every weight's gradient lie beside an optimizer that rests
+    on the host, and none on the device once ZeRO shares them out; `launches_wait` that the CPU waits for every kernel before it issues the
     next (CUDA_LAUNCH_BLOCKING=1), as a run or its machine says."""
 
     name: str
@@ -137,6 +138,7 @@ class Profile:
     source: str
     redoes: tuple[str, ...] = ()
     launches_wait: bool = False
+    host_gradient_bytes: float = 0.0
 
     def formats_for(self, precision: str) -> Formats:
         """Number formats of a precision policy; fp4 differs from fp8, and tf32 from fp32, inside of matrix products alone."""
@@ -306,4 +308,5 @@ def find_profile(name: str = "strategist") -> Profile:
         sequence_parallel=row["sequence_parallel"],
         basis=row["basis"],
         source=row["source"],
+        host_gradient_bytes=row.get("host_gradient_bytes", 0.0),
     )

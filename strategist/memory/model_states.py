@@ -85,11 +85,13 @@ def settled_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     """Bytes of gradients when the update runs, (C, S): sharded from ZeRO-2 on, none where they rest on the host."""
     c = group.candidates
     at_rest = trained_CS(job, group, counts, shards_state(c, 2)[:, None]) * BYTES[job.formats.gradient]
-    return np.where(_grads_offloaded(c)[:, None], 0.0, at_rest)
+    return np.where(_grads_offloaded(job, c)[:, None], 0.0, at_rest)
 
 
-def _grads_offloaded(c: Candidates) -> Mask:
-    return c.is_word("offload", "parameters", "nvme")
+def _grads_offloaded(job: Job, c: Candidates) -> Mask:
+    """Where gradients rest on the host, (C,): with the weights, and in frameworks that move them to an optimizer there as they are reduced."""
+    away = c.is_word("offload", "parameters", "nvme")
+    return away | (c.is_word("offload", "optimizer") & shards_state(c, 2)) if job.profile.host_gradient_bytes else away
 
 
 def _sums_on_device(job: Job, c: Candidates) -> Mask:
@@ -97,7 +99,7 @@ def _sums_on_device(job: Job, c: Candidates) -> Mask:
     there after the last micro-batch, and fully_shard lets go of none of the sums before the end (PyTorch 2.13
     torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, _partial_reduce_output and _all_reduce_state)."""
     waits = job.profile.has_units and job.profile.replicas_wait
-    return np.asarray(_grads_offloaded(c) & shards_state(c, 2) & (c["dp_replicate"] > 1) & (c["pp"] == 1) & waits)
+    return np.asarray(_grads_offloaded(job, c) & shards_state(c, 2) & (c["dp_replicate"] > 1) & (c["pp"] == 1) & waits)
 
 
 def optimizer_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
@@ -151,7 +153,7 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     """Bytes of host memory that offloading needs per rank on the fullest stage, shape (C,).
 
     Optimizer offload keeps the moments and a copy of the gradients, and our own of the weights too, which it updates there;
-    parameter offload keeps everything; NVMe keeps the moments on disk and weights and gradients on the host, and two buffers
+    parameter offload keeps everything; DeepSpeed's gradients are in fp32 there; NVMe keeps the moments on disk and weights and gradients on the host, and two buffers
     for the state of a block, through which our own moments pass. Our own 8-bit update has a piece decoded.
     """
     c = group.candidates
@@ -159,9 +161,10 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
         return _tables_C(job, c)
     if not c["offload"].any():
         return np.zeros(len(c))
-    state, stored, gradient = job.state_bytes, BYTES[job.formats.parameter], BYTES[job.formats.gradient]
+    state, stored = job.state_bytes, BYTES[job.formats.parameter]
+    gradient = job.profile.host_gradient_bytes or BYTES[job.formats.gradient]
     everything = state + gradient + stored
-    moments = everything if job.profile.has_units else state + gradient
+    moments = everything if job.profile.has_units and not job.profile.host_gradient_bytes else state + gradient
     by_word = np.array([0.0, moments, everything, gradient + stored])
     held = counts.sharded.max(axis=1)
     host, on_drive = by_word[c["offload"]] * held, c.is_word("offload", "nvme")

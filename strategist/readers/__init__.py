@@ -104,7 +104,6 @@ def _with_commands(job: Reader, source: Source) -> Reader:
         read=read,
         model=lambda _, flag: program.model(inside, flag),
         profile=program.profile,
-        fetches=program.fetches,
         says_gradients=program.says_gradients,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from strategist.document.judgement import Finding, Said
 from strategist.errors import InputError
-from strategist.readers.deepspeed import said_by, uncounted
+from strategist.readers.deepspeed import engine_of, said_by, uncounted
 from strategist.readers.foreign import Says, Source
 from strategist.readers.script import script_of
 from strategist.reading import PARSERS, parse_document, read_text
@@ -19,10 +19,10 @@ TAKEN = ("zero", "offload", "tp", "cp", "context_parallel", "micro_batch", "accu
 
 
 def engine_says(source: Source, named: Any) -> dict[str, Said]:
-    """How states are kept by the DeepSpeed file that is named in `source`, whole or by path; nothing where it cannot be read."""
+    """How states are kept by the DeepSpeed file that is named in `source`, whole or by path; whose ZeRO it is alone where it cannot be read."""
     table = _engine_of(source, named)
     says = said_by(table, None) if table else {}
-    return {name: says[name] for name in TAKEN if name in says}
+    return {"engine": engine_of(table)} | {name: says[name] for name in TAKEN if name in says}
 
 
 def over_engine(engine: Says, own: Says) -> dict[str, Said]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strategist.document.judgement import Finding, Said
-from strategist.facts.profile import ZERO_3
 from strategist.readers.foreign import (
     FORMATS,
     OPTIMIZERS,
@@ -27,6 +26,8 @@ from strategist.readers.foreign import (
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 OFFLOADS = (("offload_optimizer", 1, "1 to 3"), ("offload_param", 3, "3"))
+ENGINE, AUTOCAST = "deepspeed", "deepspeed-autocast"
+"""Whose ZeRO trains, as its profiles are called."""
 HPZ = "zero_hpz_partition_size"
 QGZ = "zero_quantized_gradients"
 QUANTIZED = {"zero_quantized_weights": "deepspeed-quantized-weights", QGZ: "deepspeed-quantized-gradients"}
@@ -99,7 +100,12 @@ def said_by(table: Mapping[str, Any], ranks: int | None) -> Says:
     cp = _sequence_ranks(table)
     cuts = {"tp": _tensor_ranks(table), "cp": cp} | ({"context_parallel": "all-to-all"} if cp > 1 else {})
     optimizer = told(optimizer=OPTIMIZERS.get(str(_optimizer(table)).lower()))
-    return layout | size | split | cuts | optimizer | _numbers(table)
+    return layout | size | split | cuts | optimizer | _numbers(table) | {"engine": engine_of(table)}
+
+
+def engine_of(table: Mapping[str, Any]) -> str:
+    """The profile of what trains: weights in half precision beside masters, or in fp32 under autocast."""
+    return AUTOCAST if switched(section_of(table, "torch_autocast"), "enabled") else ENGINE
 
 
 def _optimizer(table: Mapping[str, Any]) -> Any:
@@ -239,7 +245,6 @@ DEEPSPEED = Reader(
     title="DeepSpeed 0.19",
     recognises=recognises,
     read=read,
-    profile="deepspeed-bf16",
-    fetches=ZERO_3,
+    profile=ENGINE,
     on_nodes=on_nodes,
 )

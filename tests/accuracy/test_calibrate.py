@@ -313,3 +313,38 @@ def test_a_calibration_and_none_contradict_each_other(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         recommend(**H100, uncalibrated="yes")
     assert caught.value.code == "TYPE"
+
+
+def test_a_run_that_factors_do_not_explain_is_named(tmp_path: Path) -> None:
+    """One run in ten times its time moves no factor by more than a fiftieth, and is named with its ratio; skipped rows are counted."""
+    sound = measured(TRUE)
+    odd = judge(
+        [{**one.run, "step_time_s": repr((10 if n == 5 else 1) * one.measured_s)} for n, one in enumerate(sound)]
+    )
+    assert [(one.id, 9 < one.ratio < 11) for one in calibrate(odd).apart] == [("run-5", True)]
+    assert calibrate(sound).apart == ()
+    shown = call(
+        "calibrate", runs_file(tmp_path, *(one.run for one in odd), {**RUN, "id": "lost", "model": "unheard-of"})
+    )
+    words = " ".join(shown.out.split())
+    assert "run-5 takes" in words and "skipped 1: model unheard-of" in words and "together h100-sxm-80gb" in words
+
+
+def test_a_table_in_milliseconds_is_no_calibration(tmp_path: Path) -> None:
+    """Seconds a thousand times too many are no slow machine: the refusal says what the rows look like."""
+    slow = [{**one.run, "step_time_s": repr(1000 * one.measured_s)} for one in measured(TRUE)]
+    refused = call("calibrate", runs_file(tmp_path, *slow))
+    assert refused.code == 2 and "E_TOO_SMALL" in refused.err
+    assert "24 of them because: the row contradicts itself" in " ".join(refused.err.split())
+
+
+def test_factors_that_help_nowhere_are_not_made(tmp_path: Path) -> None:
+    """Labs whose runs are off in ways that have nothing in common, 10 % up and down in turn: what ships stays, and the report says that nothing helps."""
+    off = (1.1, 0.9, 1.08, 0.92)
+    noisy = judge(
+        [{**one.run, "step_time_s": repr(off[n // 6] * one.measured_s)} for n, one in enumerate(measured({}))]
+    )
+    found = calibrate(noisy, shipped_factors())
+    assert (found.spread, found.held_out.after) == (0.0, found.held_out.before)
+    assert set(found.factors) == set(shipped_factors())
+    assert "No factors help" in call("calibrate", runs_file(tmp_path, *(one.run for one in noisy))).out

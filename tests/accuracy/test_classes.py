@@ -200,7 +200,7 @@ def test_a_card_that_nobody_described_is_no_other(name: str) -> None:
 )
 def test_models_are_known_by_their_usual_names(said: str, name: str) -> None:
     """How a model was tuned, and its size behind a name that needs none, change no shape."""
-    assert _judged({"model": said, "seq_len": "512", "step_time_s": "600"}).job.model.name == name
+    assert _judged({"model": said, "seq_len": "512", "step_time_s": "", "oom": "1"}).job.model.name == name
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,9 @@ def test_a_model_of_another_size_or_make_is_a_reason(said: dict[str, str], reaso
 )
 def test_runs_of_resnets_count_images(said: dict[str, str], reason: str) -> None:
     """They need no length; what cuts sequences, matrices or stacks is no run of one."""
-    found = _judged({"seq_len": "", "gpus_total": "8", "dp": "8", "tokens_per_s_per_gpu": "2000", **said})
+    found = _judged(
+        {"seq_len": "", "gpus_total": "8", "dp": "8", "step_time_s": "", "tokens_per_s_per_gpu": "2000", **said}
+    )
     assert reason in found.skipped
     assert bool(found.skipped) == bool(reason), found.skipped
 

@@ -1722,6 +1722,8 @@ def _is_behind(name: str) -> bool:
 def _settled(job: Job, layout: Layout, kinds: Sequence[LayerKind], whole: Held, sharded: Held) -> float:
     if layout["offload"] in ("parameters", "nvme"):
         return 0.0
+    if job.profile.host_gradient_bytes and layout["offload"] == "optimizer" and layout["zero"] >= 2:
+        return 0.0
     if job.model.adapters is not None:
         return adapters.states(job, layout, kinds, whole.all, sharded.all)["gradients"]
     return job.trainable * BYTES[job.formats.gradient] * (sharded if layout["zero"] >= 2 else whole).all
@@ -1886,6 +1888,7 @@ BLOCK_ON_DRIVE = 2**24
 
 def _host(job: Job, sharded: float, offload: str) -> int:
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
+    gradient = job.profile.host_gradient_bytes or gradient
     state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     per_element = {
         "none": 0.0,

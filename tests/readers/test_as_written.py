@@ -514,14 +514,18 @@ def test_weights_that_rest_in_bf16_take_half(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"deepspeed": "zero.json"}, {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True}}]
+    ("more", "stored"),
+    [
+        ({"deepspeed": "zero.json"}, "bfloat16"),
+        ({"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True}}, "float32"),
+    ],
 )
-def test_engines_keep_weights_in_fp32(more: dict[str, Any], tmp_path: Path) -> None:
-    """DeepSpeed beside the weights, and Accelerate's FSDP instead of them, whatever a model was loaded in."""
+def test_engines_keep_weights_in_fp32(more: dict[str, Any], stored: str, tmp_path: Path) -> None:
+    """DeepSpeed beside the weights, with the moments, and Accelerate's FSDP instead of them, whatever a model was loaded in."""
     (tmp_path / "zero.json").write_text(json.dumps(ENGINE), encoding="utf-8")
     found = predicted(tmp_path, {**AXOLOTL, **more})
     assert found["strategy"]["formats"] == predicted(tmp_path, {**FACTORY, **more, "fsdp": ""})["strategy"]["formats"]
-    assert found["strategy"]["formats"]["parameter"] == "float32"
+    assert found["strategy"]["formats"]["parameter"] == stored
 
 
 def test_who_names_formats_beside_a_file_has_them(tmp_path: Path) -> None:

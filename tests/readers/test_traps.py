@@ -551,7 +551,7 @@ def test_an_illegal_layout_is_a_failure(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(("stage", "framework"), [(1, "deepspeed-bf16"), (3, "deepspeed-zero3")])
+@pytest.mark.parametrize(("stage", "framework"), [(1, "deepspeed"), (3, "deepspeed-zero3")])
 def test_predict_reads_the_same_files(stage: int, framework: str, tmp_path: Path) -> None:
     """`predict FILE` prices the layout of another framework's file as `--strategy` prices it written by hand; ZeRO-3 has a host of its own."""
     path = tmp_path / "deepspeed.json"
