@@ -118,12 +118,13 @@ def test_what_the_class_builds_otherwise_is_refused(model_type: str, said: dict[
 OWN_CODE = {
     "internlm2": ({"bias": False, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 92544, "max_position_embeddings": 32768, "hidden_act": "silu"}, 7_737_708_544),
     "exaone": ({"activation_function": "silu", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "num_layers": 32, "vocab_size": 102400, "max_position_embeddings": 32768, "tie_word_embeddings": False}, 7_818_448_896),
-    "baichuan": ({"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 125696, "max_position_embeddings": 4096, "model_max_length": 4096}, 7_505_973_248),
+    "baichuan": ({"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 64000, "max_position_embeddings": 4096, "model_max_length": 4096}, 7_000_559_616),
     "chatglm": ({"num_layers": 28, "hidden_size": 4096, "ffn_hidden_size": 13696, "num_attention_heads": 32, "kv_channels": 128, "multi_query_attention": True, "multi_query_group_num": 2, "padded_vocab_size": 65024, "seq_length": 8192, "add_qkv_bias": True, "add_bias_linear": False, "rmsnorm": True, "post_layer_norm": True, "tie_word_embeddings": False, "vocab_size": 65024}, 6_243_584_000),
     "qwen": ({"hidden_size": 4096, "intermediate_size": 22016, "num_attention_heads": 32, "num_hidden_layers": 32, "kv_channels": 128, "max_position_embeddings": 32768, "seq_length": 8192, "no_bias": True, "vocab_size": 151936, "tie_word_embeddings": False}, 7_721_324_544),
 }  # fmt: skip
-"""Published configurations of InternLM2 7B, EXAONE 3.5 7.8B, Baichuan2 7B, ChatGLM3 6B, Qwen 7B, and the weights of their checkpoints
-(metadata.total_size of model.safetensors.index.json or pytorch_model.bin.index.json, in bf16: two bytes each)."""
+"""Published configurations of InternLM2 7B, EXAONE 3.5 7.8B, Baichuan 7B, ChatGLM3 6B and Qwen 7B, and how many weights those count who
+load them: baichuan-inc/Baichuan-13B README.md (table of both models), PEFT's line `all params` for ChatGLM3, the total_size of Qwen-7B's
+model.safetensors.index.json (15442649088 bytes of bf16) and that of InternLM2 7B (15475417088)."""
 
 
 @pytest.mark.parametrize("model_type", OWN_CODE)
@@ -164,7 +165,7 @@ LFM2 = {
 
 
 def test_lfm2_counts_its_card() -> None:
-    """LiquidAI/LFM2-1.2B: 1,170,340,608 weights, ten convolutions and six layers of attention, under the names of its file."""
+    """LiquidAI/LFM2-1.2B: 1,170,340,608 weights (as Lfm2ForCausalLM of transformers 5.23.0 has from this file), ten convolutions and six layers of attention, under the names of its file."""
     shape = shape_from_config(LFM2)
     assert count(shape).total == 1_170_340_608
     assert [kind.mixer for kind in layer_sequence(shape)].count("short-conv") == 10
@@ -200,9 +201,11 @@ def test_a_type_whose_models_differ_in_tying_must_say_it() -> None:
 
 
 def test_baichuan_13b_has_no_angles() -> None:
-    """Its file names a length and no positions (alibi)."""
+    """Its file names a length and no positions (alibi); its README counts 13,264,901,120."""
     values = {key: value for key, value in OWN_CODE["baichuan"][0].items() if key != "max_position_embeddings"}
-    assert shape_from_config({**values, "model_type": "baichuan"}).pos == "alibi"
+    wide = {"hidden_size": 5120, "intermediate_size": 13696, "num_attention_heads": 40, "num_hidden_layers": 40}
+    shape = shape_from_config({**values, **wide, "model_type": "baichuan"})
+    assert (shape.pos, count(shape).total) == ("alibi", 13_264_901_120)
 
 
 DEBERTA_V3_BASE = {

@@ -2,7 +2,7 @@
 
 Nothing of that code is run. Keys and layers: internlm/internlm2-7b modeling_internlm2.py, LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct
 modeling_exaone.py, baichuan-inc/Baichuan2-7B-Base modeling_baichuan.py, zai-org/chatglm3-6b modeling_chatglm.py, Qwen/Qwen-7B
-modeling_qwen.py. Each was checked with the number of weights of its published checkpoint (tests/facts/test_model_config.py).
+modeling_qwen.py. Each was checked with the number of weights that a published model has (tests/facts/test_model_config.py).
 """
 
 from __future__ import annotations
