@@ -33,7 +33,7 @@ def find_gpu(name: str, flag: str = "--gpu") -> Found[Gpu]:
         found = resolve(name, names)
     except InputError as unknown:
         bare, vendors = _without_brands(name)
-        if unknown.code != "UNKNOWN_GPU" or not bare or bare == name:
+        if unknown.code != "UNKNOWN_GPU" or not (bare and vendors):
             raise
         found = resolve(bare, names)
         if vendors != {gpu_row(found.value)["vendor"]}:

@@ -112,6 +112,7 @@ def test_unknown_names_come_with_near_ones() -> None:
     with pytest.raises(InputError) as caught:
         find_gpu("h101-sxm-80gb")
     assert "h100-sxm-80gb" in str(caught.value.hint)
+    assert "h101-sxm-80gb" in caught.value.message
     assert "catalog gpus" in str(caught.value.hint)
     with pytest.raises(InputError) as caught:
         find_node("dgx-h101")
