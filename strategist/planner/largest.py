@@ -14,15 +14,18 @@ from strategist.space.grammar import layout
 What = Literal["seq-len", "model-size", "micro-batch"]
 T = TypeVar("T")
 Ask = Callable[[int], Question]
+BEYOND = 8
+"""Sizes of models that are tried above the first that does not fit: a larger one may have fewer layers or a smaller vocabulary, and 13B
+fits where 9.8B does not."""
 
 
 def largest(what: What, ladder: Sequence[int], ask: Ask, *, is_ordered: bool = True) -> Largest:
     """The last value of an ascending ladder for which something is legal and fits, and the one after it, which does not.
 
-    Where every value below one that fits fits too the ladder is halved; otherwise it is climbed down. Raises NoPlanError when
-    not even the first fits.
+    Where every value below one that fits fits too the ladder is halved; of models, whose shapes are those of real ones, only nearly, so
+    that some more above are tried; otherwise it is climbed down. Raises NoPlanError when not even the first fits.
     """
-    find = halved if is_ordered else _climbed_down
+    find = _climbed_down if not is_ordered else _halved_and_beyond if what == "model-size" else halved
     place, found = find(ladder, lambda value: _search(ask, value))
     if found is None:
         raise NoPlanError(
@@ -57,6 +60,16 @@ def halved(ladder: Sequence[int], try_: Callable[[int], T | None]) -> tuple[int,
         is_growing = is_growing and found is not None
         step = step * 2 if is_growing else step // 2
     return place, best
+
+
+def _halved_and_beyond(ladder: Sequence[int], try_: Callable[[int], T | None]) -> tuple[int, T | None]:
+    """The same as `halved`, and then the last of some more places for which something is found after all."""
+    place, best = halved(ladder, try_)
+    if best is None:
+        return place, best
+    beyond = ladder[place + 2 : place + 2 + BEYOND]  # nothing is found at place + 1
+    further, other = _climbed_down(beyond, try_)
+    return (place, best) if other is None else (place + 2 + further, other)
 
 
 def _climbed_down(ladder: Sequence[int], try_: Callable[[int], T | None]) -> tuple[int, T | None]:

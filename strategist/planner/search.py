@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -14,11 +15,11 @@ from strategist.facts.model import layer_counts
 from strategist.planner.rank import best
 from strategist.planner.situation import largest_layer_bytes, question
 from strategist.planner.weigh import FEW, Weights
-from strategist.records import dataclass, field
+from strategist.records import dataclass, field, replace
 from strategist.rulebook.apply import Refused, family_masks, forbid
 from strategist.rulebook.rule import Rule, load_rules
-from strategist.space.candidates import Candidates, Column, Mask
-from strategist.space.enumerate import Limits, enumerate_candidates
+from strategist.space.candidates import Candidates, Column, Mask, joined
+from strategist.space.enumerate import Limits, in_blocks
 from strategist.space.grammar import Pin
 from strategist.space.stages import head_in_layers
 from strategist.timing.estimate import StepTimes, least_step_ns, step_times
@@ -28,6 +29,9 @@ FRONTEND = "frontend"
 """What stands in a rule's place where a front end cannot say a layout."""
 AT_ONCE = 2**14
 """Legal layouts that are tried in less time than it takes to lose patience."""
+VERY_MANY, BLOCK = 3 * 2**19, 2**19
+"""Layouts of which, where there are more, those that rules refuse are not kept, and about how many of them are judged at a time: a
+row takes some 150 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +217,8 @@ def search(
     time: what cannot be that is left out."""
     log = log or SearchLog()
     job = question_.job
-    everything = log.run("enumerate", lambda: _asked_for(question_), len)
     facts: dict[str, Any] = question(job)
-    keep, refused = log.run(
-        "legality", lambda: forbid(legality(question_), facts, everything), lambda r: int(r[0].sum())
-    )
+    everything, enumerated, keep, refused = _judged(question_, facts, log)
     keep, unsaid = _sayable(question_, everything, keep, log)
     legal = _with_numbers(job, everything.where(keep), log)
     if under_seconds is not None:
@@ -233,7 +234,7 @@ def search(
         everywhere = {name: mask[tried.rows] for name, mask in everywhere.items()}
     return Found(
         question_,
-        len(everything),
+        enumerated,
         tried.legal,
         refused,
         everything,
@@ -311,9 +312,75 @@ def _best_first(job: Job, legal: Candidates, families: Mapping[str, Mask], log: 
     return log.run("best first", lambda: best_first(job, legal, families, pace), lambda tried: len(tried.fitting))
 
 
-def _asked_for(question_: Question) -> Candidates:
-    """Every layout within the limits that was not ruled out."""
-    everything = enumerate_candidates(limits_of(question_))
-    for choices in question_.ruled_out:
-        everything = everything.where(~np.all([pin.holds(everything) for pin in choices], axis=0))
-    return everything
+def _asked_for(question_: Question) -> Iterator[Candidates]:
+    """Every layout within the limits that was not ruled out, in blocks where these are very many."""
+    for block in in_blocks(limits_of(question_), VERY_MANY, BLOCK):
+        kept = block
+        for choices in question_.ruled_out:
+            kept = kept.where(~np.all([pin.holds(kept) for pin in choices], axis=0))
+        yield kept
+
+
+class Judged(NamedTuple):
+    """Layouts, how many there were, which of them no rule forbids, and what each rule refused. Of very many those that are refused are not
+    kept, but for an example of each rule in each block."""
+
+    everything: Candidates
+    enumerated: int
+    keep: Mask
+    refused: tuple[Refused, ...]
+
+
+def _judged(question_: Question, facts: Mapping[str, Any], log: SearchLog) -> Judged:
+    """Every layout, judged by the rules."""
+    rules, blocks = legality(question_), _asked_for(question_)
+    judged = _first(rules, facts, blocks, log)
+    second = next(blocks, None)
+    if second is None:
+        return judged
+    judged = _legal(judged)
+    others = (_legal(_by_rules(rules, facts, block)) for block in chain([second], blocks))
+    return log.run("the rest, in blocks", lambda: _together([judged, *others]), lambda one: int(one.keep.sum()))
+
+
+def _first(rules: Sequence[Rule], facts: Mapping[str, Any], blocks: Iterator[Candidates], log: SearchLog) -> Judged:
+    """The first block, judged; of most spaces it is all."""
+    block = log.run("enumerate", lambda: next(blocks), len)
+    return log.run("legality", lambda: _by_rules(rules, facts, block), lambda judged: int(judged.keep.sum()))
+
+
+def _by_rules(rules: Sequence[Rule], facts: Mapping[str, Any], block: Candidates) -> Judged:
+    keep, refused = forbid(rules, facts, block)
+    return Judged(block, len(block), keep, refused)
+
+
+def _legal(judged: Judged) -> Judged:
+    """Judged layouts without what is refused, but for the examples."""
+    kept = judged.keep.copy()
+    kept[[one.example for one in judged.refused]] = True
+    place = kept.cumsum() - 1
+    refused = tuple(replace(one, example=int(place[one.example])) for one in judged.refused)
+    own = joined([judged.everything.where(kept)])  # read now: rows that are taken later keep the whole block
+    return Judged(own, judged.enumerated, judged.keep[kept], refused)
+
+
+def _together(blocks: Sequence[Judged]) -> Judged:
+    """Judged blocks as one; of each rule the first example stays."""
+    refused: dict[str, Refused] = {}
+    start = 0
+    for block in blocks:
+        for one in block.refused:
+            known = refused.get(one.rule.id)
+            refused[one.rule.id] = (
+                replace(one, example=start + one.example)
+                if known is None
+                else replace(known, count=known.count + one.count)
+            )
+        start += len(block.everything)
+    order = [rule for block in blocks for rule in (one.rule.id for one in block.refused)]
+    return Judged(
+        joined([block.everything for block in blocks]),
+        sum(block.enumerated for block in blocks),
+        np.concatenate([block.keep for block in blocks]),
+        tuple(refused[name] for name in dict.fromkeys(order)),
+    )

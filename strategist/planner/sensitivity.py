@@ -4,13 +4,14 @@ border: nothing is extrapolated."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from math import inf
 from typing import Any
 
 from strategist.document.front import Sensitivity, Turn
 from strategist.document.plan import Policy
 from strategist.facts.calibration import Factor, Part
 from strategist.facts.hardware import Node
-from strategist.facts.job import Job
+from strategist.facts.job import MAX_HEADROOM, Job
 from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN
 from strategist.planner.recommend import choice
 from strategist.planner.search import Pace, Question, search
@@ -31,7 +32,8 @@ UNNAMED = ("micro_batch", "accumulation")
 @dataclass(frozen=True, slots=True)
 class Assumption:
     """Something that is assumed: its name, the flag that says it, its value, and the job under another one. One that is `whole`
-    is only doubled and halved. `changed` gives None for a factor that has no job."""
+    is only doubled and halved. `changed` gives None for a factor that has no job. The flag says values from `least` to `most`, and
+    another those beyond."""
 
     name: str
     flag: str
@@ -40,6 +42,13 @@ class Assumption:
     words: Callable[[float], str]
     changed: Callable[[float], Job | None]
     is_whole: bool = False
+    least: float = 0.0
+    most: float = inf
+    flag_beyond: str = ""
+
+    def says(self, value: float) -> str:
+        """The flag that says a value."""
+        return self.flag if self.least <= value <= self.most else self.flag_beyond
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +90,21 @@ def assumptions(job: Job) -> list[Assumption]:
     return [
         *_links(job),
         Assumption("matmul rate", "--calibration", "", 1.0, _times, lambda f: with_factor(job, "matmul", 1 / f)),
-        Assumption("usable memory per device", "--headroom", "B", job.usable_bytes, format_gib, lambda f: with_memory(job, f)),
+        _memory(job),
         *([Assumption("overlap", "", "", 1.0, _times, lambda f: replace(job, overlap=f))] if job.cluster.world > 1 else []),
         *_experts(job),
         *([length] if job.model.unit == "tokens" else []),
         Assumption("global batch", "--global-batch", "sequences", work.global_batch, _whole, lambda f: _with_work(job, "global_batch", f, MAX_BATCH), True),
     ]  # fmt: skip
+
+
+def _memory(job: Job) -> Assumption:
+    """What layouts may use of a device: from half of it to all of it by the headroom, else on devices that have less or more."""
+    held = job.cluster.smallest.memory_bytes
+    return Assumption(
+        "usable memory per device", "--headroom", "B", job.usable_bytes, format_gib, lambda f: with_memory(job, f),
+        least=(1 - MAX_HEADROOM) * held, most=held, flag_beyond="--gpu-memory",
+    )  # fmt: skip
 
 
 def _times(value: float) -> str:
@@ -202,7 +220,7 @@ def _told(assumed: Assumption, usual: Answer, holds: int, turns: int, found: Ans
     winner = "nothing fits" if found.layout is None else f"{found.identity} wins instead of {usual.identity}"
     return Turn(
         assumption=assumed.name,
-        flag=assumed.flag,
+        flag=assumed.says(value),
         unit=assumed.unit,
         assumed=assumed.value,
         value=value,

@@ -30,6 +30,8 @@ from strategist.space.grammar import Pin, layout
 from strategist.units import format_count, format_gib
 
 MAX_FIXES = 4
+MOST_TRIED = 2**23
+"""Layouts among which changes are looked for: when the spaces of those that were tried hold so many, no further change is tried."""
 Explained = ImpossibleError
 
 
@@ -241,19 +243,23 @@ Change = tuple[str, Question]
 
 def _that_fit(groups: Iterable[Iterable[Change]]) -> Iterator[str]:
     """Cheapest changes first; each is searched again and only printed when it really fits."""
-    return (fix for group in groups if (fix := _first_that_fits(group)))
+    tried = 0
+    for group in groups:
+        for words, changed in group:
+            if tried > MOST_TRIED:
+                return
+            found = search(changed, bests=True)
+            tried += found.enumerated
+            row = found.best_of()
+            if row is not None:
+                yield _fits(words, found, row)
+                break
 
 
-def _first_that_fits(group: Iterable[Change]) -> str | None:
-    """The first change of a group under which some layout fits, with that layout."""
-    for words, changed in group:
-        found = search(changed, bests=True)
-        row = found.best_of()
-        if row is not None:
-            size = int(found.device_bytes[row])
-            best = layout(found.candidates.row(row))
-            return f"{words}    fits: {format_gib(size)} of {format_gib(changed.job.usable_bytes)} with {best}"
-    return None
+def _fits(words: str, found: Found, row: int) -> str:
+    """A change with the layout that fits under it."""
+    size, usable = int(found.device_bytes[row]), found.question.job.usable_bytes
+    return f"{words}    fits: {format_gib(size)} of {format_gib(usable)} with {layout(found.candidates.row(row))}"
 
 
 def _changes(asked: Question) -> Iterator[Iterable[Change]]:

@@ -105,12 +105,32 @@ def divisors(number: int) -> tuple[int, ...]:
 
 def enumerate_candidates(limits: Limits) -> Candidates:
     """The whole space under the pins and without the forbidden techniques, in a fixed order."""
-    parts = list(_mesh_groups(limits))
+    return _filled(limits, list(_mesh_groups(limits)), 0)
+
+
+def in_blocks(limits: Limits, at_once: int, most: int) -> Iterator[Candidates]:
+    """The same space: in one block where it holds at most `at_once` layouts before pins and forbidden techniques, else in one of about so
+    many and others of at most `most`, or of one group of meshes."""
+    own: list[Part] = []
+    rows = meshes = 0
+    for part in _mesh_groups(limits):
+        size = len(part[0]) * part[1].shape[1]
+        if own and rows + size > at_once:
+            yield _filled(limits, own, meshes)
+            meshes += sum(len(members) for members, _ in own)
+            own, rows, at_once = [], 0, most
+        own.append(part)
+        rows += size
+    yield _filled(limits, own, meshes)
+
+
+def _filled(limits: Limits, parts: Sequence[Part], meshes_so_far: int) -> Candidates:
+    """All layouts of some groups of meshes, which are numbered from `meshes_so_far` on."""
     names = (*OF_MESHES, *(("cp_inner",) if limits.splits_cp else ()), *OF_OPTIONS, "mesh")
-    columns = np.empty((len(names), sum(len(members) * len(options) for members, options in parts)), np.int64)
-    meshes_so_far = rows_so_far = 0
+    columns = np.empty((len(names), sum(len(members) * options.shape[1] for members, options in parts)), np.int64)
+    rows_so_far = 0
     for members, options in parts:
-        rows = len(members) * len(options)
+        rows = len(members) * options.shape[1]
         _fill(columns[:, rows_so_far : rows_so_far + rows], members, options, meshes_so_far)
         meshes_so_far, rows_so_far = meshes_so_far + len(members), rows_so_far + rows
     everything = Candidates(dict(zip(names, columns, strict=True)))
@@ -188,9 +208,11 @@ def as_asked(everything: Candidates, name: str, value: int, depths: tuple[int, .
 
 Mesh = tuple[int, ...]
 """pp, dp_replicate, dp_shard, cp, tp, ep, etp, zero, and cp_inner where it is looked at."""
+Part = tuple[list[Mesh], Column]
+"""Meshes with the options that all of them have, a column for each choice."""
 
 
-def _mesh_groups(limits: Limits) -> Iterator[tuple[list[Mesh], list[tuple[int, ...]]]]:
+def _mesh_groups(limits: Limits) -> Iterator[Part]:
     """Meshes that share their option list: same dp, and the same axes above one."""
     groups: dict[tuple[object, ...], list[Mesh]] = {}
     for mesh in _split_meshes(limits) if limits.splits_cp else meshes(limits):
@@ -199,7 +221,7 @@ def _mesh_groups(limits: Limits) -> Iterator[tuple[list[Mesh], list[tuple[int, .
         key = pp, replicate * shard, cp > 1, tp > 1, home, home and alone, max(mesh[8:], default=1) > 1
         groups.setdefault(key, []).append(mesh)
     for members in groups.values():
-        yield members, list(_options(limits, members[0]))
+        yield members, _options(limits, members[0])
 
 
 def meshes(limits: Limits) -> Iterator[Mesh]:
@@ -266,27 +288,26 @@ def _expert_splits(limits: Limits, ranks: int, tp: int) -> Iterator[tuple[int, i
                 yield ep, etp
 
 
-def _options(limits: Limits, mesh: Mesh) -> Iterator[tuple[int, ...]]:
-    """Rows in the order of OPTION_COLUMNS without `zero`, for meshes of one group."""
+def _options(limits: Limits, mesh: Mesh) -> Column:
+    """Columns in the order of OPTION_COLUMNS without `zero`, for meshes of one group: how the batch goes through the stages, and beside each
+    of these everything that does not ask how."""
     pp, replicate, shard, cp, tp = mesh[:5]
     whole = ("ring", "all-to-all") if cp > 1 else ("none",)
-    kinds = ("hierarchical",) if max(mesh[8:], default=1) > 1 else whole
-    for micro, accumulation in _batches(limits, replicate * shard):
-        schedules = _schedules(limits, pp, accumulation)
-        for (schedule, virtual, split), sequence in product(schedules, sequence_cuts(limits, cp, tp)):
-            for recompute, (offload, tiles), kind in product(range(3), _offloads(limits, mesh), kinds):
-                yield (
-                    virtual,
-                    schedule,
-                    micro,
-                    accumulation,
-                    sequence,
-                    code("context_parallel", kind),
-                    recompute,
-                    offload,
-                    tiles,
-                    split,
-                )
+    kinds = [code("context_parallel", kind) for kind in (("hierarchical",) if max(mesh[8:], default=1) > 1 else whole)]
+    ways = [
+        (virtual, schedule, micro, accumulation, split)
+        for micro, accumulation in _batches(limits, replicate * shard)
+        for schedule, virtual, split in _schedules(limits, pp, accumulation)
+    ]
+    others = [
+        (sequence, kind, recompute, offload, tiles)
+        for sequence in sequence_cuts(limits, cp, tp)
+        for recompute, (offload, tiles), kind in product(range(3), _offloads(limits, mesh), kinds)
+    ]
+    way, other = (np.array(rows, np.int64).reshape(len(rows), 5).T for rows in (ways, others))
+    found = np.empty((len(OF_OPTIONS), len(ways), len(others)), np.int64)
+    found[:4], found[4:9], found[9] = way[:4, :, None], other[:, None, :], way[4, :, None]
+    return found.reshape(len(OF_OPTIONS), -1)
 
 
 def _batches(limits: Limits, dp: int) -> Iterator[tuple[int, int]]:
@@ -373,12 +394,11 @@ def _offloads(limits: Limits, mesh: Mesh) -> Sequence[tuple[int, int]]:
     return tuple((home, tiles) for home, _ in homes for tiles in ((pinned,) if pinned else (1, TILES)))
 
 
-def _fill(columns: Column, members: list[Mesh], options: list[tuple[int, ...]], first_mesh: int) -> None:
+def _fill(columns: Column, members: list[Mesh], options: Column, first_mesh: int) -> None:
     """Write the product of some meshes and their options, in the order of OF_MESHES and OF_OPTIONS; meshes are numbered from `first_mesh` on."""
-    size, choices = len(members[0]), len(options)
+    size, choices = len(members[0]), options.shape[1]
     mesh = np.array(members, dtype=np.int64).T
-    option = np.array(options, dtype=np.int64).reshape(choices, len(OF_OPTIONS)).T
     by_mesh = columns.reshape(len(columns), len(members), choices)
     by_mesh[:size] = mesh[:, :, None]
-    by_mesh[size:-1] = option[:, None, :]
+    by_mesh[size:-1] = options[:, None, :]
     by_mesh[-1] = np.arange(first_mesh, first_mesh + len(members))[:, None]

@@ -90,6 +90,17 @@ def test_links_are_those_inside_a_node() -> None:
 
 
 @pytest.mark.slow
+def test_memory_is_said_by_a_flag_that_takes_the_value() -> None:
+    """A headroom leaves between half a device and all of it; less and more are devices of another size."""
+    job = complete(Given(model="llama-3.2-1b", hardware="dgx-h100")).question.job
+    memory = next(one for one in assumptions(job) if one.name == "usable memory per device")
+    held = job.cluster.smallest.memory_bytes
+    assert [memory.says(share * held) for share in (0.49, 0.5, 0.95, 1.0, 1.01)] == [
+        "--gpu-memory", "--headroom", "--headroom", "--headroom", "--gpu-memory",
+    ]  # fmt: skip
+    assert all(one.says(4 * one.value) == one.flag for one in assumptions(job) if one.name != memory.name)
+
+
 def test_a_single_device_has_neither_links_nor_overlap() -> None:
     """On one device nothing is said of links and overlap."""
     plan = recommend("llama-debug", "cpu:1", global_batch=4, sensitivity=True)

@@ -329,6 +329,17 @@ def test_the_largest_fits_and_the_next_does_not(what: Any) -> None:
     assert found.peak_bytes <= found.usable_bytes
 
 
+def test_models_beyond_the_first_that_does_not_fit() -> None:
+    """Shapes are those of real models: 9.8B and 9.9B do not fit where 13B does, and the largest is that, with a next that does not fit."""
+    question: dict[str, Any] = {"hardware": "ws-2x-4090", "method": "lora"}
+    found = largest_that_fits(Given(**question), "model-size")
+    assert found.value > 9_800_000_000
+    assert found.too_large is not None
+    for size, code in ((found.value, 0), (found.too_large, 3), (9_800_000_000, 3)):
+        words = _said(question | {"model_size": size, "global_batch": 256})
+        assert call("plan", *words, "--policy", "fastest").code == code, size
+
+
 @pytest.mark.slow
 def test_more_memory_takes_longer_sequences() -> None:
     """On the same device with more memory the longest sequence is longer, and on eight devices longer than on one."""
