@@ -619,10 +619,10 @@ def _is_result_again(row: Saved, policy: Policy) -> bool:
 
 def _in_either_format(kept: Kept, last: Reals, beside: Reals, casts: Mask) -> LayerInstant:
     """The same where `casts` may be under autocast: when the gradient is made, and its input and the copy of the matrix are still there, or
-    when it is cast, and they are gone, whichever holds more."""
+    when it is cast, and they are gone, whichever holds more: the first where a framework adds it to one buffer of gradients."""
     formats, own, back = kept.job.formats, kept.rows(is_kept, "product"), kept.rows(is_brought_back, "product")
     compute, stored = BYTES[formats.compute], BYTES[formats.parameter]
-    made = casts & (own + back >= (stored - compute) * last)
+    made = casts & ((own + back >= (stored - compute) * last) | (not kept.job.profile.has_units))
     return LayerInstant(
         beside + np.where(made, back + compute * last, np.where(casts, 0.0, back)),
         kept.rows(is_used_up) + np.where(casts & ~made, own, 0.0),

@@ -191,15 +191,25 @@ def _units(job: Job, group: Group) -> Reals:
     """How many collectives take all weights of a stage along, (C, S): one per unit, of which tied ends of one stage are one, or
     DDP's buckets. Of other frameworks it is not known: one."""
     c, profile = group.candidates, job.profile
-    ends = group.is_first * 1.0 + group.is_last * (not (job.model.tied and group.pp == 1))
     if not profile.has_units:
-        return np.ones((len(c), len(ends)))
+        return np.ones((len(c), len(group.is_first)))
     if group.is_tiled:
-        return _layer_units(job, group) + ends
+        return _all_units(job, group)
+    ends = _end_units(job, group)
     units = group.layers_SK.sum(axis=1) + ends
     gradient = BYTES[job.formats.gradient] * job.trainable
     buckets = ddp_buckets(job.model, gradient, serves_tables=c.serves_tables)
     return np.where(is_plain_data_parallel(job, c), buckets, units[:, None]).T
+
+
+def _all_units(job: Job, group: Group) -> Reals:
+    """Units of the layers of a stage and of the ends of the model on it, (C, S)."""
+    return _layer_units(job, group) + _end_units(job, group)
+
+
+def _end_units(job: Job, group: Group) -> Reals:
+    """Units of embedding and head on each stage, (S,): tied ends of one stage are one."""
+    return group.is_first * 1.0 + group.is_last * (not (job.model.tied and group.pp == 1))
 
 
 def unit_collectives(job: Job, group: Group) -> tuple[Reals, Reals]:
@@ -207,7 +217,7 @@ def unit_collectives(job: Job, group: Group) -> tuple[Reals, Reals]:
     more for each layer that full recompute runs again where its modules' hooks run again too. Units of experts alone do not count."""
     zero = group.candidates["zero"][:, None]
     gathers, reduces = (np.where(zero >= 2, rounds, 0.0) for rounds in _rounds(group))
-    units, again = _units(job, group), _micro(group) * _layer_units(job, group)
+    units, again = _all_units(job, group), _micro(group) * _layer_units(job, group)
     if job.profile.kernels.hooks_again:
         again = again + _repeats(group) * _passes_CS(group, group.redone_SK.sum(axis=1))
     return gathers * units, np.where(zero == 3, again, 0.0) + reduces * (job.trainable > 0) * units

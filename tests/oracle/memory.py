@@ -1892,7 +1892,9 @@ def _host(job: Job, sharded: float, offload: str) -> int:
     state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     per_element = {
         "none": 0.0,
-        "optimizer": state + gradient + (stored if job.profile.has_units else 0.0),
+        "optimizer": state
+        + gradient
+        + (stored if job.profile.has_units and not job.profile.host_gradient_bytes else 0.0),
         "parameters": state + gradient + stored,
         "nvme": gradient + stored,
     }
