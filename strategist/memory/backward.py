@@ -622,9 +622,10 @@ def _in_either_format(kept: Kept, last: Reals, beside: Reals, casts: Mask) -> La
     when it is cast, and they are gone, whichever holds more: the first where a framework adds it to one buffer of gradients."""
     formats, own, back = kept.job.formats, kept.rows(is_kept, "product"), kept.rows(is_brought_back, "product")
     compute, stored = BYTES[formats.compute], BYTES[formats.parameter]
-    made = casts & ((own + back >= (stored - compute) * last) | (not kept.job.profile.has_units))
+    of_trained = kept.job.trainable * last
+    made = casts & ((own + back >= (stored - compute) * of_trained) | (not kept.job.profile.has_units))
     return LayerInstant(
-        beside + np.where(made, back + compute * last, np.where(casts, 0.0, back)),
+        beside + np.where(made, back + compute * of_trained, np.where(casts, 0.0, back)),
         kept.rows(is_used_up) + np.where(casts & ~made, own, 0.0),
         np.where(made, 0.0, last),
         is_product=~made,
