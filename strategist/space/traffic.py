@@ -193,27 +193,22 @@ def _units(job: Job, group: Group) -> Reals:
     c, profile = group.candidates, job.profile
     if not profile.has_units:
         return np.ones((len(c), len(group.is_first)))
+    units = _all_units(job, group)
     if group.is_tiled:
-        return _all_units(job, group)
-    ends = _end_units(job, group)
-    units = group.layers_SK.sum(axis=1) + ends
+        return units
     gradient = BYTES[job.formats.gradient] * job.trainable
     buckets = ddp_buckets(job.model, gradient, serves_tables=c.serves_tables)
-    return np.where(is_plain_data_parallel(job, c), buckets, units[:, None]).T
+    return np.where(is_plain_data_parallel(job, c)[:, None], buckets, units)
 
 
 def _all_units(job: Job, group: Group) -> Reals:
-    """Units of the layers of a stage and of the ends of the model on it, (C, S)."""
-    return _layer_units(job, group) + _end_units(job, group)
-
-
-def _end_units(job: Job, group: Group) -> Reals:
-    """Units of embedding and head on each stage, (S,): tied ends of one stage are one."""
-    return group.is_first * 1.0 + group.is_last * (not (job.model.tied and group.pp == 1))
+    """Units of the layers of a stage and of embedding and head on it, (C, S): tied ends of one stage are one."""
+    ends = group.is_first * 1.0 + group.is_last * (not (job.model.tied and group.pp == 1))
+    return _layer_units(job, group) + ends
 
 
 def unit_collectives(job: Job, group: Group) -> tuple[Reals, Reals]:
-    """How often a host gathers or reduces a unit of weights in a step, in forward and in backward, (C, S) each, as `_data` sends them, and once
+    """How often a host gathers or reduces a unit of weights in a step, in forward and in backward, (C, S) each, in the rounds of `_data`, and once
     more for each layer that full recompute runs again where its modules' hooks run again too. Units of experts alone do not count."""
     zero = group.candidates["zero"][:, None]
     gathers, reduces = (np.where(zero >= 2, rounds, 0.0) for rounds in _rounds(group))
