@@ -39,7 +39,7 @@ test-frameworks-checkouts: $(FRAMEWORKS)/frozen/stamp  ## with CHECKOUTS=FOLDER:
 test-frameworks-%: $(FRAMEWORKS)/%/stamp
 	$(FRAMEWORKS)/$*/bin/python -m pytest $(wildcard tests/frameworks/test_$(subst -,_,$*)*.py) -W ignore --write-proofs $*
 
-check: $(VENV)/everything.stamp    ## lint, types, floors, fast tests: a minute and a half on two cores
+check: $(VENV)/everything.stamp    ## lint, types, floors, fast tests: a minute on two cores
 	$(BIN)/ruff check strategist tests benchmarks docs
 	$(BIN)/ruff format --check strategist tests benchmarks docs
 	$(BIN)/mypy
@@ -49,7 +49,7 @@ fast: $(VENV)/everything.stamp     ## fast tests only
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile=fast -m "not slow and not nightly"
 
 slow: $(VENV)/everything.stamp     ## tests that start processes, need torch or try everything again
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not nightly"
 
 nightly: $(VENV)/everything.stamp  ## every test, ten times the generated cases; writes benchmarks/results
 	$(BIN)/python -m benchmarks.nightly

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import strategist
 from strategist import Plan, StrategistError, Workload, load_cluster, load_model, load_plan, recommend
@@ -154,10 +153,6 @@ ODD: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("rehearse", (PLAN,), {"steps": "3"}),
     ("rehearse", (PLAN,), {"steps": 2.5}),
     ("rehearse", (PLAN,), {"device": 0}),
-    ("build", ("plan.json", None), {}),
-    ("build", (PLAN, "llama-debug"), {}),
-    ("build", (PLAN, torch.nn.Linear(1, 1), "adamw"), {}),
-    ("build", (PLAN, torch.nn.Linear(1, 1)), {"loss_fn": "mse"}),
     ("predict", ("7B", "dgx-h100"), {"strategy": None}),
     ("predict", ("7B", "dgx-h100"), {"strategy": {"tp": 8}}),
     ("predict", ("7B", "dgx-h100"), {"strategy": "tp=8", "framework": 3}),
@@ -177,6 +172,23 @@ def test_values_of_other_types_are_refused(
         getattr(strategist, function)(*values, **named)
     assert (caught.value.code, caught.value.exit_code, bool(caught.value.hint)) == ("TYPE", 2, True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_build_refuses_values_of_other_types() -> None:
+    """The same of the function that imports torch: the module, and then what stands beside it."""
+    from torch.nn import Linear
+
+    odd: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
+        (("plan.json", None), {}),
+        ((PLAN, "llama-debug"), {}),
+        ((PLAN, Linear(1, 1), "adamw"), {}),
+        ((PLAN, Linear(1, 1)), {"loss_fn": "mse"}),
+    )
+    for values, named in odd:
+        with pytest.raises(StrategistError, match="must be") as caught:
+            strategist.build(*values, **named)
+        assert (caught.value.code, caught.value.exit_code, bool(caught.value.hint)) == ("TYPE", 2, True)
 
 
 @pytest.mark.parametrize("name", ["pin", "forbid", "tokens", "objective", "time_budget", "nope"])

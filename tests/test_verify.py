@@ -98,6 +98,7 @@ def test_another_framework_is_not_verified() -> None:
     assert (ran.code, ran.error["code"], ran.error["flag"]) == (2, "E_CONFLICT", "--verify")
 
 
+@pytest.mark.slow
 def test_without_torch_there_is_a_sentence() -> None:
     """A machine without torch is told what to install; plans without --verify need none."""
     words = ["plan", *QUESTION, "--json"]

@@ -81,6 +81,7 @@ def slower_place(factor: float) -> tuple[Judged, ...]:
     return judge([{**one.run, "step_time_s": repr(factor * one.step_s)} for one in asked])
 
 
+@pytest.mark.slow
 def test_a_place_where_all_is_slower_is_learned_from_other_cards() -> None:
     """What all runs have in common holds on a card that no other run has, and the wider spread is taken for it."""
     before = slower_place(1.5)
@@ -129,6 +130,7 @@ def test_less_overlap_is_found_and_holds_on_sources_left_out() -> None:
     assert errors[2] < 0.2 * errors[0] < 0.2 * (found.held_out.before - 1)
 
 
+@pytest.mark.slow
 def test_slopes_of_a_fit_are_those_of_its_errors() -> None:
     """What an error grows by with each factor, the overlap among them, is what it does for a small step."""
     timed = overlapping(0.8)

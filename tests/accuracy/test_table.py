@@ -222,6 +222,7 @@ def test_a_part_of_a_node_has_the_links_of_the_node() -> None:
     assert pair == of_eight > 2 * of_four
 
 
+@pytest.mark.slow
 def test_every_published_row_is_answered() -> None:
     """Each row of the published tables is predicted or skipped with a reason, and nine in ten of those of quality A and B
     are predicted."""

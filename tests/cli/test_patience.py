@@ -11,6 +11,8 @@ import pytest
 
 from tests.cli.harness import PROGRAM, ROOT
 
+pytestmark = pytest.mark.slow
+
 SHOWN = """
 import sys
 from strategist.cli.output import Patience
@@ -41,7 +43,6 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-@pytest.mark.slow
 def test_a_long_search_shows_how_far_it_is() -> None:
     """Past its patience the bar shows what is going on, how much is done and the best step so far; before, nothing at all."""
     code, said = on_terminal(sys.executable, "-c", SHOWN, "0")
@@ -51,13 +52,11 @@ def test_a_long_search_shows_how_far_it_is() -> None:
     assert on_terminal(sys.executable, "-c", SHOWN, "3600") == (0, "")
 
 
-@pytest.mark.slow
 def test_a_short_search_says_nothing() -> None:
     """A plan that is there at once leaves stderr of a terminal empty."""
     assert on_terminal(*PROGRAM, *SMALL) == (0, "")
 
 
-@pytest.mark.slow
 def test_no_terminal_no_bar() -> None:
     """Where stderr is a file nothing is drawn, however long a search with a bar would take."""
     ran = subprocess.run(

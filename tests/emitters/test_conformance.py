@@ -47,6 +47,7 @@ def test_every_plan_is_written_or_refused(target: str) -> None:
     assert refused > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", targets(NAMES))
 def test_the_plan_lies_beside_the_script(target: str) -> None:
     """plan.json in the output is the plan: it reads back equal, so nothing of it is lost on the way."""

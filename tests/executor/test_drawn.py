@@ -18,6 +18,8 @@ from tests.executor.matrix import RANKS, SEQ_LEN
 from tests.measure.grid import candidates_of
 from tests.plans import make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
 
+pytestmark = pytest.mark.slow
+
 SEED, COUNT, OFTEN = 1, 40, 8
 """Of what is drawn; each OFTEN-th of COUNT plans is trained in ci too."""
 MOST_RANKS = 8
@@ -68,8 +70,8 @@ def _name(plan: Plan) -> str:
 
 def _marked() -> Iterator[object]:
     for number, plan in enumerate(_drawn(COUNT)):
-        mark = pytest.mark.nightly if number % OFTEN else pytest.mark.slow
-        yield pytest.param(plan, id=f"{number}-{_name(plan)}", marks=mark)
+        marks = (pytest.mark.nightly,) if number % OFTEN else ()
+        yield pytest.param(plan, id=f"{number}-{_name(plan)}", marks=marks)
 
 
 @pytest.mark.parametrize("plan", tuple(_marked()))

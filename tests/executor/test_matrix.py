@@ -27,6 +27,8 @@ from tests.executor.matrix import (
     sample_of_transformers,
 )  # fmt: skip
 
+pytestmark = pytest.mark.slow
+
 ONLY_PLANNED = {"LEG501", "LEG711"}
 """Rules about what a planner should not choose, and the executor can run all the same: an optimizer on the host inside a pipeline,
 and nn.DataParallel without devices; tests/executor/test_parity.py trains both."""
@@ -44,7 +46,6 @@ def _assert_trains_like_one_process(some: Sequence[Cell]) -> None:
     assert_trained_like_one_process([job for cell in some for job in jobs_of(cell)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cell", sample(), ids=lambda cell: cell.name)
 def test_a_sample_of_the_matrix_trains_like_one_process(cell: Cell) -> None:
     """Every option of every axis in both precisions, with one and four micro-batches, with one weight and two for the ends: losses of 20
@@ -52,7 +53,6 @@ def test_a_sample_of_the_matrix_trains_like_one_process(cell: Cell) -> None:
     _assert_trains_like_one_process([cell])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cell", sample_of_transformers(), ids=lambda cell: cell.name)
 def test_models_of_transformers_train_like_one_process(cell: Cell) -> None:
     """The same for every family of transformers that the executor cuts, with every name as transformers has it: under tensor and
@@ -67,7 +67,6 @@ def test_every_legal_cell_trains_like_one_process(layout: Layout) -> None:
     _assert_trains_like_one_process(BY_LAYOUT[layout])
 
 
-@pytest.mark.slow
 def test_the_executor_runs_exactly_the_legal_cells() -> None:
     """No legal cell meets an obstacle; every illegal one meets one of the rule's own code, unless the rule is one for planners alone."""
     assert [cell.name for some in BY_LAYOUT.values() for cell in some if obstacles_of(cell)] == []

@@ -154,6 +154,7 @@ def test_ladder_is_as_near_to_real_models_as_it_says() -> None:
     assert round(median(widths), 2) == 0.14
 
 
+@pytest.mark.slow
 @examples(100)
 @given(st.decimals(Decimal(SMALLEST), Decimal(LARGEST), places=0))
 def test_every_size_in_bounds_is_answered(asked: Decimal) -> None:

@@ -13,6 +13,8 @@ from strategist.measure.trace import trace
 from strategist.space.candidates import WORDS
 from strategist.verify import traced_ledger
 
+pytestmark = pytest.mark.slow
+
 NEAR = 1e-4
 RANKS = 8
 ALL = WORDS["compression"][1:]
@@ -35,7 +37,6 @@ def expected_bytes(plan: Plan) -> int:
     return 2 * sum(sizes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("word", "rounds"), [*((word, 1) for word in ALL), ("powersgd", 3)])
 def test_hooks_send_and_hold_what_is_predicted(word: str, rounds: int) -> None:
     """The bytes of all collectives of a hook are those of the formulas, once a step however many micro-batches there are; so is the
@@ -59,7 +60,6 @@ def test_hooks_send_and_hold_what_is_predicted(word: str, rounds: int) -> None:
     assert lasting.get("bucket_buffers", 0) == 4 * (owed + factors)
 
 
-@pytest.mark.slow
 def test_a_hook_is_not_rehearsed() -> None:
     """Peers are noise in a rehearsal, and hooks compute with what they send."""
     with pytest.raises(ImpossibleError, match="cannot be rehearsed"):

@@ -53,6 +53,8 @@ from tests.measure.grid import (
 )
 from tests.measure.recordings import traced
 
+pytestmark = pytest.mark.slow
+
 SAMPLE = tuple(scenarios()[number] for number in range(0, 280, 7))
 EXACT, NEAR, COARSE = 1e-3, 2e-2, 0.35
 MOMENTS = ("loss", "backward of the last layer", "end of backward", "optimizer step", PEAK)
@@ -94,7 +96,7 @@ SMALL = 1 << 20
 
 def mostly_nightly(scenarios: Sequence[Scenario], one_in: int = 8) -> pytest.MarkDecorator:
     """A test of every scenario, all but the first of each few at night only."""
-    marks = (pytest.mark.slow, *(pytest.mark.nightly,) * (one_in - 1))
+    marks = ((), *(pytest.mark.nightly,) * (one_in - 1))
     cases = [pytest.param(each, id=each.name, marks=marks[number % one_in]) for number, each in enumerate(scenarios)]
     return pytest.mark.parametrize("scenario", cases)
 
@@ -129,7 +131,6 @@ def test_formulas_agree_with_the_program(scenario: Scenario) -> None:
         _assert_keeps_its_bar(found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scenario", WEIGHTED, ids=lambda scenario: scenario.name)
 def test_formulas_agree_with_the_program_of_weighted_stages(scenario: Scenario) -> None:
     """So they do where the head takes layers from the last stage."""
@@ -139,7 +140,6 @@ def test_formulas_agree_with_the_program_of_weighted_stages(scenario: Scenario) 
         _assert_keeps_its_bar(found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scenario", STATES, ids=lambda scenario: scenario.name)
 def test_formulas_agree_with_the_program_of_other_states(scenario: Scenario) -> None:
     """So they do where the optimizer's state lies on a drive or has eight bits, and the host's memory keeps the bar of peaks."""
@@ -159,7 +159,6 @@ def test_formulas_agree_with_the_program_of_tiled_matrices(scenario: Scenario) -
         _assert_keeps_its_bar(found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scenario", BREADTH_FIRST, ids=lambda scenario: scenario.name)
 def test_formulas_agree_with_the_program_of_passes_breadth_first(scenario: Scenario) -> None:
     """So they do where all forward passes come before any backward pass."""
@@ -350,7 +349,6 @@ def test_formulas_agree_with_the_program_on_the_whole_grid(first: int) -> None:
     assert mean(errors["reserved"]) <= MEAN_OF_RESERVED
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scenario", tuple(drawn(SEED, FEW)), ids=lambda scenario: scenario.name)
 def test_formulas_agree_with_the_program_of_what_is_drawn(scenario: Scenario) -> None:
     """Of layouts drawn from all that is legal, for any model that the executor builds: peaks within two hundredths, and every

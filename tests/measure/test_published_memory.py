@@ -6,8 +6,9 @@ import pytest
 
 from benchmarks.bench_reserved import BAR, RUNS, compared
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("run", RUNS)
 def test_torchtitans_program_reserves_what_torchtitan_published(run: str) -> None:
     """The allocator's model, fed with the trace of torchtitan's own Llama and policy, ends within the bar, nothing fitted."""

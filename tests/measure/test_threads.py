@@ -11,12 +11,13 @@ from strategist.measure.rehearse import rehearse
 from strategist.measure.trace import trace
 from strategist.verify import traced_ledger
 
+pytestmark = pytest.mark.slow
+
 EXACT, NEAR = 1e-3, 2e-2
 STATES = ("parameters", "gradients", "optimizer")
 JOB = {"seq_len": 256, "pin": "replicas=threads,recompute=none,micro_batch=1"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "precision"), [(1, "fp32"), (3, "bf16")])
 def test_device_0_holds_what_is_predicted(rounds: int, precision: str) -> None:
     """Weights, gradients and optimizer within 0.1 %, the sums and everything else within 2 %; the trace says what is not in it."""
@@ -37,7 +38,6 @@ def _tensors(ledger: MemoryLedger) -> dict[str, int]:
     return {term.name: term.bytes for term in ledger.worst.terms if term.name not in ("runtime", "slack")}
 
 
-@pytest.mark.slow
 def test_a_device_of_a_process_with_several_is_not_rehearsed() -> None:
     """One process drives all devices, so none can run alone."""
     plan = recommend("distilgpt2", "dgx-h100", global_batch=8, **JOB)

@@ -10,6 +10,8 @@ from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError
 from tests.plans import make_plan, tiny_llama, uneven
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"dp_replicate": 3},
     "zero1": {"dp_shard": 3, "zero": 1},
@@ -23,7 +25,6 @@ def plan_with(layout: dict[str, Any], **batch: Any) -> Plan:
     return make_plan(tiny_llama(layers=2), micro_batch=2, **layout, **batch)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_share_is_traced_as_an_even_batch_would_be(name: str) -> None:
     """Bytes at every moment, collectives and FLOP of each share's rank are those of the same rank where all run as many micro-batches."""
@@ -48,7 +49,6 @@ def test_each_share_is_traced_as_an_even_batch_would_be(name: str) -> None:
 
 def test_a_rehearsal_refuses_in_a_sentence() -> None:
     """One device is no device of each kind."""
-    pytest.importorskip("torch")
     from strategist import rehearse
 
     with pytest.raises(ImpossibleError) as caught:

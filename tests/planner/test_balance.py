@@ -199,6 +199,7 @@ def test_a_table_has_what_may_be_of_use() -> None:
     assert np.all(again[0] <= 1 + np.arange(there.shape[1]))
 
 
+@pytest.mark.slow
 def test_balanced_stages_are_faster_where_early_ones_run_much_again() -> None:
     """Llama-2 13B on two nodes of A100 of 40 GB: one layer less on the first stage saves it two that run again."""
     even, own = (

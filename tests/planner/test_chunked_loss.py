@@ -53,6 +53,7 @@ def test_chunks_are_refused_where_nobody_computes_them() -> None:
         recommend("vit-l-16", "dgx-h100", pin="loss=chunked", global_batch=64)
 
 
+@pytest.mark.slow
 def test_where_logits_are_too_much_a_loss_in_chunks_is_the_first_way_out() -> None:
     """It changes nothing of the training: a quarter of a million tokens fit eight devices with it and nothing else said."""
     job: dict[str, Any] = {"model": "llama-3.1-70b", "hardware": "dgx-h100", "seq_len": 2**18, "global_batch": 8}

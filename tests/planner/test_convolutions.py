@@ -85,6 +85,7 @@ def test_few_images_behind_a_norm_are_said() -> None:
     assert "W_ADV803" not in [hint.code for hint in many.hints]
 
 
+@pytest.mark.slow
 def test_images_are_said_and_counted() -> None:
     """Their side and how they lie in memory are assumptions, rates are of images, and no other length of a sequence is tried."""
     plan = recommend("resnet50", "dgx-a100-80gb", global_batch=256, sensitivity=True)

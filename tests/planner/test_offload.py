@@ -9,6 +9,7 @@ from strategist.errors import NoPlanError
 from strategist.facts.clusters import cluster_from_flags
 
 
+@pytest.mark.slow
 def test_long_sequences_train_on_few_devices_with_weights_on_the_host() -> None:
     """A sequence that only several devices can hold and weights that only the host can: together there is a plan, and
     without either there is none."""

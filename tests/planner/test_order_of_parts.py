@@ -69,7 +69,13 @@ def chosen(plan: Plan) -> tuple[Any, ...]:
     return plan.mesh, plan.strategy, plan.time, plan.memory, plan.alternatives, plan.reasons, plan.decision
 
 
-@pytest.mark.parametrize("sort", SAME)
+MANY = "kinds of nodes"
+"""Six orders of a search over three kinds."""
+
+
+@pytest.mark.parametrize(
+    "sort", [pytest.param(sort, marks=pytest.mark.slow) if sort == MANY else sort for sort in SAME]
+)
 def test_order_makes_no_difference(sort: str) -> None:
     """Layout, bytes, seconds, alternatives and reasons are those of the first way to write the machines."""
     first, *others = [chosen(recommend("llama-3.2-1b", machines, seq_len=4096)) for machines in SAME[sort]]

@@ -101,6 +101,7 @@ def test_memory_is_said_by_a_flag_that_takes_the_value() -> None:
     assert all(one.says(4 * one.value) == one.flag for one in assumptions(job) if one.name != memory.name)
 
 
+@pytest.mark.slow
 def test_a_single_device_has_neither_links_nor_overlap() -> None:
     """On one device nothing is said of links and overlap."""
     plan = recommend("llama-debug", "cpu:1", global_batch=4, sensitivity=True)

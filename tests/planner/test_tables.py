@@ -94,6 +94,7 @@ def test_a_server_stands_beside_whole_replicas(strategy: str) -> None:
         predict("tinyllama-1.1b", "dgx-h100", strategy="dp=8,tables=server", framework="megatron-core", **JOB)
 
 
+@pytest.mark.slow
 def test_the_tables_of_a_module_are_read() -> None:
     """Rows and width of each, bags among them; none where one of them is padded or lends its weight."""
     from torch import nn
@@ -111,6 +112,7 @@ def test_the_tables_of_a_module_are_read() -> None:
     assert shape_from_module(nn.ModuleDict({**tables, "head": head, "tower": tower})).tables == ()
 
 
+@pytest.mark.slow
 def test_a_recommender_that_outgrows_its_devices_fits_beside_a_server() -> None:
     """Tables of 26 GB, of which no sample names many rows, leave the devices; the plan without a server names it."""
     from torch import nn

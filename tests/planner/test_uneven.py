@@ -212,6 +212,7 @@ def test_it_is_taken_where_it_is_asked_for_and_wins(policy: str) -> None:
     assert faults(uneven) == ()
 
 
+@pytest.mark.slow
 def test_the_plan_can_be_read_priced_and_checked_again(tmp_path: Any) -> None:
     """The document reads back equal, prices to what it says, and trying everything finds nothing better."""
     plan = planned(mixed((FAST, 1), (SLOW, 1), gpus=2), global_batch=16, certificate=True, forbid="cp,pp,recompute")
@@ -226,6 +227,7 @@ def test_the_plan_can_be_read_priced_and_checked_again(tmp_path: Any) -> None:
     assert any("uneven" in claim.sentence for claim in claims)
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_not_the_best_is_found_out() -> None:
     """Numbers that add up but end later are a claim that does not hold."""
     plan = planned(mixed((FAST, 1), (SLOW, 1), gpus=2), global_batch=16, forbid="cp,pp,recompute")
