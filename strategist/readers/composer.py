@@ -57,10 +57,11 @@ def _says(table: Mapping[str, Any], section: Mapping[str, Any], ranks: int | Non
 
 
 def layout(section: Mapping[str, Any], ranks: int | None) -> dict[str, int | None]:
-    """Degrees and the stage of ZeRO of so many data-parallel ranks; without a section of FSDP there are replicas alone."""
-    if not section:
+    """Degrees and the stage of ZeRO of so many data-parallel ranks; without a section of FSDP, and where it shards nothing, there are
+    replicas alone."""
+    zero = FSDP_STAGES.get(str(section.get("sharding_strategy", "FULL_SHARD")).upper()) if section else 0
+    if zero == 0:
         return {"zero": 0, "dp_replicate": ranks}
-    zero = FSDP_STAGES.get(str(section.get("sharding_strategy", "FULL_SHARD")).upper())
     shard, replicas = (whole(section.get(f"data_parallel_{name}_degree")) for name in ("shard", "replicate"))
     if ranks and not shard:
         shard = ranks // (replicas or 1)

@@ -50,7 +50,12 @@ NUMBERS = {
     "training.seq_len": "seq_len",
 }
 """Flags that are numbers, and the choices that they make."""
-FOLLOWS = {"pp": ("zero", "micro_batch", "accumulation"), "dp_shard": ("zero",), "tp": ("sequence_parallel",)}
+FOLLOWS = {
+    "pp": ("zero", "micro_batch", "accumulation"),
+    "dp_shard": ("zero",),
+    "cp": ("zero",),
+    "tp": ("sequence_parallel",),
+}
 """Choices that follow from others: stages decide how a batch is split and whether gathered weights stay."""
 SCHEDULES = {
     "1F1B": "1f1b",
@@ -211,6 +216,9 @@ def _says(flags: Flags, degrees: Mapping[str, int]) -> dict[str, Any]:
     steps = batch // (micro * dp) if batch and micro and batch % (micro * dp) == 0 else None
     reshards = str(flags.get("parallelism.fsdp_reshard_after_forward", "default"))
     never = reshards == "never" or (reshards == "default" and degrees["pp"] > 1)  # each micro-batch would gather again
+    is_sharded = (
+        degrees["dp_shard"] * degrees["cp"] > 1
+    )  # ranks of a sequence share weights (distributed/parallel_dims.py)
     low = set(_listed(flags, CONVERTERS)) & set(IN_FLOAT8)
     compute = "float8" if low else str(flags.get("training.mixed_precision_param", "bfloat16"))
     says: dict[str, Any] = dict(degrees) | told(
@@ -219,7 +227,7 @@ def _says(flags: Flags, degrees: Mapping[str, int]) -> dict[str, Any]:
         accumulation=steps if steps is not None else 1 if micro else None,
         seq_len=whole(flags.get("training.seq_len")),
         ep=whole(flags.get("parallelism.expert_parallel_degree")) or 1,
-        zero=0 if degrees["dp_shard"] == 1 else 2 if never else 3,
+        zero=0 if not is_sharded else 2 if never else 3,
         schedule=_schedule(flags, degrees["pp"]),
         layers_per_stage=whole(flags.get("parallelism.pipeline_parallel_layers_per_stage")),
         compute=compute,

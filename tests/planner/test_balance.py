@@ -141,6 +141,26 @@ def test_the_programme_finds_what_trying_everything_finds(data: st.DataObject) -
     assert tuple(soonest(table, np.array([rounds]), layers)[0].tolist()) == expected
 
 
+def test_one_micro_batch_wants_the_least_sum_and_many_the_least_maximum() -> None:
+    """Of 3 stages with 8 layers, 200 times, all at once: one micro-batch takes the least sum, very many the least of the slowest stage, and of
+    those with that the least sum; with more micro-batches the slowest stage is never slower."""
+    taken = np.cumsum(np.random.default_rng(0).integers(1, 10, (200, 3, 6)), axis=2).astype(float)
+    splits = np.array([split for split in product(range(1, 7), repeat=3) if sum(split) == 8])
+    times = taken[:, np.arange(3), splits - 1]
+    sums, slowest = times.sum(axis=2), times.max(axis=2)
+    found = []
+    for rounds in (1, 2, 4, 10**6):
+        own = soonest(taken, np.full(200, rounds), 8)
+        here = np.take_along_axis(taken, own[:, :, None] - 1, axis=2)[:, :, 0]
+        found.append((here.sum(axis=1), here.max(axis=1)))
+    least = slowest.min(axis=1)
+    assert np.array_equal(found[0][0], sums.min(axis=1))
+    assert np.array_equal(found[-1][1], least)
+    assert np.array_equal(found[-1][0], np.where(slowest == least[:, None], sums, np.inf).min(axis=1))
+    assert all(np.all(more <= fewer) for (_, fewer), (_, more) in pairwise(found))
+    assert np.any(found[0][1] > least)
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+import strategist.planner.sensitivity as module
 from strategist import Plan, recommend
 from strategist.ask import Given, complete
 from strategist.document.load import load_plan
-from strategist.facts.hardware import Cluster
+from strategist.facts.hardware import Cluster, Link
+from strategist.facts.job import Job
 from strategist.planner.recommend import choice
 from strategist.planner.search import Question, search
-from strategist.planner.sensitivity import OCTAVE, UNNAMED, assumptions, factor_of
+from strategist.planner.sensitivity import OCTAVE, REACH, UNNAMED, Answer, Assumption, assumptions, factor_of
 from strategist.records import replace
 from strategist.reports.front import sensitivity_lines
 from strategist.reports.lines import text_of
@@ -89,7 +91,87 @@ def test_links_are_those_inside_a_node() -> None:
     assert changed == replace(job, cluster=scaled(job.cluster, 0.5))
 
 
-@pytest.mark.slow
+def named(**asked: Any) -> tuple[Job, dict[str, Assumption]]:
+    """A job, and what it rests on by its flag, or by its name where no flag says it."""
+    job = complete(Given(seq_len=4096, global_batch=64, **asked)).question.job
+    return job, {assumed.flag or assumed.name: assumed for assumed in assumptions(job)}
+
+
+def test_every_factor_moves_what_it_is_called() -> None:
+    """Twice a rate, a length or a memory is twice the value that the assumption states, in the job's own words; matrix products at twice the
+    rate take half the time."""
+    job, found = named(model="mixtral-8x7b", hardware="aws-p4d.24xlarge:2")
+    factors = 0.5, 2.0
+    for factor in factors:
+        jobs = {name: assumed.changed(factor) for name, assumed in found.items() if name != "--expert-imbalance"}
+        says = {name: jobs[name] or job for name in jobs}
+        assert says["--headroom"].usable_bytes == pytest.approx(found["--headroom"].value * factor, abs=1)
+        assert says["--inter-bw"].cluster.slowest.inter_Bps == found["--inter-bw"].value * factor
+        assert says["--intra-bw"].cluster.slowest.intra_Bps == found["--intra-bw"].value * factor
+        assert says["--seq-len"].workload.seq_len == found["--seq-len"].value * factor == 4096 * factor
+        assert says["--global-batch"].workload.global_batch == found["--global-batch"].value * factor == 64 * factor
+        assert says["--calibration"].on_parts.get("matmul", 1.0) == job.on_parts.get("matmul", 1.0) / factor
+        assert says["overlap"].overlaps == job.overlaps * factor
+    assert found["--seq-len"].changed(1 / 3) is found["--global-batch"].changed(1 / 128) is None
+
+
+def test_links_one_by_one_are_moved_as_the_network_that_they_are() -> None:
+    """Links between named nodes and switches are the network between nodes; those inside a node stay."""
+    job, _ = named(model="gpt2", hardware="dgx-h100:2")
+    links = tuple(Link(a=name, b="switch", kind="infiniband", Bps=50e9) for name in ("one", "two"))
+    job = replace(job, cluster=replace(job.cluster, links=links, switches=("switch",)))
+    changed = next(assumed for assumed in assumptions(job) if assumed.flag == "--inter-bw").changed(0.5)
+    assert changed is not None
+    assert [link.Bps for link in changed.cluster.links] == [25e9, 25e9]
+    assert changed.cluster.slowest.intra_Bps == job.cluster.slowest.intra_Bps
+
+
+@pytest.mark.parametrize(("factor", "exists"), [(0.99, False), (1.0, True), (3.99, True), (4.0, True), (4.01, False)])
+def test_experts_are_imbalanced_by_no_more_than_tokens_can_choose(factor: float, exists: bool) -> None:
+    """The busiest of eight experts, of which each token takes two, has at most four times its share, and at least that."""
+    _, found = named(model="mixtral-8x7b", hardware="dgx-h100")
+    assert found["--expert-imbalance"].value == 1.0
+    assert (found["--expert-imbalance"].changed(factor) is not None) is exists
+
+
+@pytest.mark.parametrize("border", [0.26, 0.7, 0.99, 1.02, 1.5, 2.83, 3.9])
+def test_a_border_is_found_to_one_step(border: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the choice changes at some factor, the turn is the first step behind it and what holds the last before it, on that side alone; what
+    is told is the layout at the turn itself."""
+    job, found = named(model="gpt2", hardware="ws-4x-4090")
+    memory = found["--headroom"]
+
+    def choice_of(asked: Question, _policy: object) -> Answer:
+        factor = asked.job.usable_bytes / job.usable_bytes
+        is_behind = factor < border if border < 1 else factor > border
+        return Answer("family", f"{factor:.4f}", factor, "other" if is_behind else "ours")
+
+    monkeypatch.setattr(module, "_answer", choice_of)
+    question = Question(job=job)
+    usual = choice_of(question, "hf")
+    turns = [module._turn(question, "hf", memory, usual, side) for side in (-1, 1)]
+    turn = turns[border > 1]
+    assert turn is not None
+    assert turns[border < 1] is None
+    assert min(turn.factor, turn.holds_at) < border < max(turn.factor, turn.holds_at)
+    assert abs(turn.factor - 1) > abs(turn.holds_at - 1)
+    assert max(turn.factor / turn.holds_at, turn.holds_at / turn.factor) == pytest.approx(factor_of(1))
+    assert turn.layout == f"{turn.factor:.4f}"
+    assert turn.value == pytest.approx(job.usable_bytes * turn.factor)
+
+
+def test_borders_out_of_reach_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said of what changes the choice beyond four times what is assumed, or below a quarter of it."""
+    job, found = named(model="gpt2", hardware="ws-4x-4090")
+    monkeypatch.setattr(
+        module, "_answer", lambda asked, _policy: Answer(identity=str(1e9 < asked.job.usable_bytes < 9e99))
+    )
+    for side in (-1, 1):
+        seen = module._turn(Question(job=job), "hf", found["--headroom"], Answer(identity="True"), side)
+        assert seen is None
+    assert factor_of(REACH * OCTAVE) == 4.0
+
+
 def test_memory_is_said_by_a_flag_that_takes_the_value() -> None:
     """A headroom leaves between half a device and all of it; less and more are devices of another size."""
     job = complete(Given(model="llama-3.2-1b", hardware="dgx-h100")).question.job

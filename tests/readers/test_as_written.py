@@ -475,6 +475,19 @@ def test_stages_of_torchtitan_keep_what_they_gathered(tmp_path: Path) -> None:
     assert zero == [2, 3, 2]
 
 
+def test_ranks_of_a_sequence_share_the_weights_of_torchtitan(tmp_path: Path) -> None:
+    """FSDP shards over the ranks of context parallelism too, those of one replica where there are no others (torchtitan 0.3.0,
+    distributed/parallel_dims.py, fsdp_enabled)."""
+    degrees = "tensor_parallel_degree = 8\ndata_parallel_replicate_degree = {}\ncontext_parallel_degree = {}"
+    found = [of_titan(tmp_path, parallelism=degrees.format(replicas, cp)) for replicas, cp in ((1, 2), (2, 1))]
+    shards, whole = ({term["name"]: term["bytes"] for term in one["memory"]["stages"][0]["terms"]} for one in found)
+    assert [(one["mesh"]["dp_shard"], one["mesh"]["cp"], one["strategy"]["zero"]) for one in found] == [
+        (1, 2, 3),
+        (1, 1, 0),
+    ]
+    assert 0.49 * whole["optimizer"] < shards["optimizer"] < 0.51 * whole["optimizer"]
+
+
 def test_a_configuration_of_torchtitan_names_its_model(tmp_path: Path) -> None:
     """Behind --config, with or without what it adds to the model; one that the catalogue does not have is asked for."""
     flags = "--training.local_batch_size 1 --training.seq_len 4096 --parallelism.data_parallel_shard_degree 8"
@@ -763,6 +776,7 @@ TITANS = "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --conf
         ("--parallelism.tensor_parallel_degree $1", "--parallelism.tensor_parallel_degree 2", "tp=2,sequence_parallel=1"),
         ("--parallelism.pipeline_parallel_degree $1", "--parallelism.pipeline_parallel_degree 2", "pp=2,zero=2,micro_batch=1,accumulation=2"),
         ("--parallelism.data_parallel_shard_degree $1", "--parallelism.data_parallel_shard_degree 8", "dp_shard=8,zero=3"),
+        ("--parallelism.context_parallel_degree $1", "--parallelism.context_parallel_degree 2", "cp=2,zero=3"),
         ("--training.global_batch_size $1", "--training.global_batch_size 64", "accumulation=4"),
     ],
 )  # fmt: skip

@@ -241,6 +241,17 @@ def test_axolotl_s_strategies_say_the_stage(said: dict[str, Any], stage: int, tm
     assert read_file(folder / "job.yaml", 8).says["zero"] == stage
 
 
+@pytest.mark.parametrize(
+    "section",
+    [{}, {"sharding_strategy": "no_shard"}, {"sharding_strategy": "NO_SHARD", "data_parallel_shard_degree": -1}],
+)
+def test_composer_s_fsdp_that_shards_nothing_replicates(section: dict[str, Any], tmp_path: Path) -> None:
+    """Whole weights on every rank are replicas, with a section of FSDP as without one."""
+    job = {"device_train_microbatch_size": 2, "precision": "amp_bf16", "parallelism_config": {"fsdp": section}}
+    says = read_file(written(tmp_path, job_yaml=job) / "job.yaml", 8).says
+    assert [says.get(name) for name in ("zero", "dp_replicate", "dp_shard")] == [0, 8, None]
+
+
 def test_a_line_without_a_batch_has_trainer_s(tmp_path: Path) -> None:
     """Eight sequences per device; the line names the model."""
     bare = LINE.replace("--per_device_train_batch_size 2 ", "")
