@@ -94,7 +94,7 @@ def _error_lines(error: StrategistError) -> list[Line]:
             lines += wrapped("", "cheapest changes that make it feasible (each planned again)", columns, indent=0)
         for number, fix in enumerate(error.fixes, 1):
             lines += wrapped(f"  {number}", fix, columns, indent=indent)
-    elif error.hint:
+    if error.hint and not (isinstance(error, NoPlanError) and error.fixes):
         lines += wrapped("", error.hint, columns, indent=indent)
     for other in error.also:
         lines += _error_lines(other)
