@@ -339,8 +339,14 @@ PARSERS: dict[str, Callable[[str, str], Any]] = {
 
 def parse_document(path: str, text: str, flag: str) -> Any:
     """The value of a text that was read from `path`."""
-    parse = _by_first_line(text) if path == STANDARD_INPUT else PARSERS.get(os.path.splitext(path)[1].lower(), parse_json)  # fmt: skip
-    return parse(text, flag)
+    return parser_of(path, text)(text, flag)
+
+
+def parser_of(path: str, text: str) -> Callable[[str, str], Any]:
+    """Who reads a document: by the ending of its file, or of standard input by its first line."""
+    if path == STANDARD_INPUT:
+        return _by_first_line(text)
+    return PARSERS.get(os.path.splitext(path)[1].lower(), parse_json)
 
 
 _TOML_LINE = re.compile(r"""\[\[?\s*[A-Za-z_"'][\w."' -]*\]|[\w."'-]+\s*=""")
