@@ -172,6 +172,11 @@ def format_gib(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: `1 run`, `1,024 runs`; of nouns whose plural ends in s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def format_count(value: float) -> str:
     """A count with three significant digits and K, M, B or T: `6.74 B`."""
     for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):

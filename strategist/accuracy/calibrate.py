@@ -27,6 +27,7 @@ from strategist.columns import Column, Reals, clamped
 from strategist.document.calibration import Apart, Calibration, Held
 from strategist.errors import ImpossibleError, InputError
 from strategist.facts.calibration import Factor, Part
+from strategist.planner.search import Watch
 from strategist.planner.write import neighbourhoods
 from strategist.records import dataclass
 from strategist.timing.calibrated import PARTS as SECONDS_OF
@@ -67,7 +68,6 @@ class Sample:
         return Sample(self.parts[keep], self.measured[keep], self.group[keep], self.keys[keep])
 
 
-Watch = Callable[[str, int, int, None], None]
 Fit = Callable[..., Reals]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import CALIBRATION, COMMON, Flag
-from strategist.cli.output import show_document, show_lines, width
+from strategist.cli.output import show_document, show_lines, watched, width
 
 BRIEF = Flag("--quiet", "print the line of all runs together alone")
 FLAGS = (
@@ -31,7 +31,8 @@ def run(options: Namespace) -> int:
 
     by = columns_of(options.by)
     own = calibrated_by(Given(calibration=options.calibration, uncalibrated=options.uncalibrated))
-    judged = judge(read_runs(options.file), own.factors)
+    with watched(options) as watch:
+        judged = judge(read_runs(options.file), own.factors, watch)
     groups = grouped(judged, by)
     if options.json:
         show_document(accuracy_document(groups, judged, own.near))

@@ -50,12 +50,14 @@ def looked_at(
 ) -> Iterator[Machines]:
     """Machines of one kind with their runs: from the first size that may be in time, for as long as more are faster or none is in time; and
     sizes between the last that is too slow and the first in time. A `pace` counts as soon as some of those that are `known` by then are
-    in time: when its time has run out no further size is tried."""
+    in time: when its time has run out no further size is tried; who watches it hears of every size."""
     before: Machines | None = None
-    for below, size in zip((None, *kind.sizes[:-1]), kind.sizes, strict=True):
+    for number, (below, size) in enumerate(zip((None, *kind.sizes[:-1]), kind.sizes, strict=True)):
+        if pace is not None:
+            pace.tick(f"{size[0] * size[1]:,} x {kind.gpu}", number, len(kind.sizes), None if before is None else before.step_s)  # fmt: skip
         if not _may_do(kind, size, deadline_s):
             continue
-        own = pace if any(machines.in_time for machines in known) else None
+        own = pace.of_time if pace is not None and any(machines.in_time for machines in known) else None
         if own is not None and own.is_over:
             own.left_out.append(f"{size[0] * size[1]:,} and more x {kind.gpu}")
             return
@@ -64,7 +66,7 @@ def looked_at(
             continue
         yield found
         if below is not None and found.in_time and (before is None or not before.in_time):
-            yield from _between(kind, below, size, deadline_s, pace)
+            yield from _between(kind, below, size, deadline_s, pace and pace.of_time)
         is_slower = before is not None and before.in_time and found.run_seconds >= before.run_seconds
         if is_slower and _is_power(size[1]):
             return
