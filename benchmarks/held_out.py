@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from benchmarks.record import ROOT, circumstances, write
+from strategist.accuracy.bounds import Bounds, Error
+from strategist.accuracy.bounds import bounds as bounds_of
 from strategist.accuracy.calibrate import Judged, calibrate, factors_of, factors_without
 from strategist.accuracy.judge import judge
 from strategist.accuracy.table import Run, read_runs
@@ -33,8 +32,6 @@ MIN_SOURCES = 3
 """Sources that a neighbourhood needs for bounds of its own."""
 MIN_RUNS = 20
 """Runs that it needs: the middle 80 % of fewer is two runs' own noise."""
-NOISE = 0.03
-"""ln of how far repeats of one run differ, which no bound is closer than: 2 to 5 % in the middle (benchmarks/truth/README.md)."""
 ROOM = 1.5
 """How much wider, in logarithms, bounds are where they rest on other devices' runs."""
 
@@ -67,14 +64,6 @@ def left_out(plain: Sequence[Judged]) -> list[Judged]:
     return [found[one.run["id"]] for one in plain]
 
 
-class Error(NamedTuple):
-    """A run's source, its neighbourhoods from the nearest on, and ln(measured / predicted)."""
-
-    source: str
-    places: tuple[Place, ...]
-    value: float
-
-
 def time_errors(judged: Iterable[Judged]) -> list[Error]:
     """The errors of every step time."""
     return [
@@ -93,20 +82,9 @@ def memory_errors(judged: Iterable[Judged]) -> list[Error]:
     ]
 
 
-Bounds = tuple[float, float]
-
-
-def bounds(known: Sequence[Error], place: Place) -> Bounds | None:
-    """The middle 80 % of the errors in a neighbourhood, None with fewer than MIN_SOURCES sources or MIN_RUNS runs there. A source of n runs
-    weighs sqrt(n): neither one big source nor the number of sources alone decides. The prediction itself lies inside, by NOISE at least."""
-    own = known if place == ANYWHERE else [error for error in known if place in error.places]
-    sizes = Counter(error.source for error in own)
-    if len(sizes) < MIN_SOURCES or len(own) < MIN_RUNS:
-        return None
-    ordered = sorted((error.value, sizes[error.source] ** -0.5) for error in own)
-    weights = np.cumsum([weight for _, weight in ordered])
-    low, high = np.interp((0.1, 0.9), weights / weights[-1], [value for value, _ in ordered])
-    return min(-NOISE, float(low)), max(NOISE, float(high))
+def bounds(known: Iterable[Error], place: Place) -> Bounds | None:
+    """The middle 80 % of the errors in a neighbourhood, None with fewer than MIN_SOURCES sources or MIN_RUNS runs there."""
+    return bounds_of(known, place, MIN_SOURCES, MIN_RUNS)
 
 
 def wider(own: Bounds | None) -> Bounds:

@@ -70,7 +70,7 @@ def errors_page() -> str:
         GENERATED.format(source="strategist/catalog/data/error_codes.jsonl")
         + "# Errors and warnings\n\n"
         + "The same as `strategist help CODE`. Errors begin with `E_`; their class decides the exit code (2 bad input, 3 valid "
-        + "but impossible, 4 stale, 6 training failed, 7 interrupted and saved, 1 our fault or the machine's I/O). Warnings "
+        + "but impossible, 4 stale, 6 training failed, 7 interrupted and saved, 130 interrupted, 1 our fault or the machine's I/O). Warnings "
         + "begin with `W_` and change nothing; `W_ADV...` are rules, printed by `strategist rule ID`.\n\n"
         + "\n".join(entries)
     )

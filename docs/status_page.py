@@ -181,6 +181,7 @@ MISSING = (
     "Context parallelism by ring, also a hierarchical one, with windows, selective recompute or, on GPUs, fp32; recompute of layers in groups, of some layers "
     "beside adapters and tiling, of every so-many-th by stage, and of some layers unasked in the search (docs/decisions/0114, 0130, 0147); "
     "memory-centric tiling of experts, of embedding and head, beside tp, pp or selective recompute, and in files of other frameworks.",
+    "Routers of sigmoids with a correction of who is chosen, and sparse mixers (GLM-4.5, MiniMax-M2, dots.llm1, EXAONE and Solar mixtures, Hunyuan V3, Phi-3.5-MoE): the executor's own model refuses them, with the hint to bring a module; they are planned and emitted.",
     "On GPUs the executor trained on one H100 without peers (docs/decisions/0158), and rehearsed with peers of noise; several ranks were tested on CPUs with gloo only, and NCCL never.",
     "Weights of mixtures other than Mixtral, OLMoE, Qwen2-MoE and Qwen3-MoE, and of those whose chosen experts' weights do not add up to one "
     "(`norm_topk_prob` false, as OLMoE-1B-7B-0924 and Qwen1.5-MoE have it): they are not imported, nor are weights whose rotary angles are scaled otherwise than "

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from strategist.document.plan import Hint, Objective, Policy, Request
 from strategist.errors import InputError, shown
-from strategist.facts.calibration import Factor, shipped_factors
+from strategist.facts.calibration import Factor, Near, shipped_factors
 from strategist.facts.clusters import cluster_from_flags, cpu_cluster, resolve_cluster
 from strategist.facts.gpus import backend_of
 from strategist.facts.hardware import Cluster, with_gpus
@@ -173,9 +173,9 @@ WORTH_SAYING = 0.005
 
 
 def _calibrated(job: Job, given: Given) -> tuple[Job, tuple[Assumption, ...]]:
-    """The job under the factors of its calibration, and which they are. Raises as `factors_of`."""
-    factors, runs = factors_of(given)
-    job = replace(job, factors=factors)
+    """The job under its calibration, and which factors that are. Raises as `calibrated_by`."""
+    own = calibrated_by(given)
+    job = replace(job, factors=own.factors, near=own.near)
     moved = job.on_parts
     if not moved and given.calibration is None:
         return job, ()
@@ -183,25 +183,33 @@ def _calibrated(job: Job, given: Given) -> tuple[Job, tuple[Assumption, ...]]:
     near = (
         f"every part within {WORTH_SAYING:.1%} of the formulas" if moved else "no factor for this device or framework"
     )
-    value = f"{words or near}, from {runs}"
+    value = f"{words or near}, from {own.runs}"
     return job, (Assumption(what="calibration", value=value, flag="--calibration", basis="derived"),)
 
 
-def factors_of(given: Given) -> tuple[tuple[Factor, ...], str]:
-    """The factors of a question, one's own or those that ship, and the runs that they rest on. Raises what `load_calibration` raises, and
+class Calibrated(NamedTuple):
+    """Factors, how far one's own runs lie from predictions under them, and the runs that they rest on."""
+
+    factors: tuple[Factor, ...]
+    near: tuple[Near, ...] = ()
+    runs: str = "none"
+
+
+def calibrated_by(given: Given) -> Calibrated:
+    """The calibration of a question, one's own or what ships. Raises what `load_calibration` raises, and
     InputError CONFLICT for a calibration that is not to be used."""
     if given.uncalibrated and given.calibration is not None:
         raise InputError(
             "CONFLICT", "--uncalibrated asks for the formulas alone, and --calibration for factors on them.", flag="--calibration", value=given.calibration, hint="Leave one of them out."
         )  # fmt: skip
     if given.uncalibrated:
-        return (), "none"
+        return Calibrated(())
     if given.calibration is None:
-        return shipped_factors(), "published runs"
+        return Calibrated(shipped_factors(), runs="published runs")
     from strategist.document.load import load_calibration
 
     found = load_calibration(given.calibration)
-    return found.factors, f"{found.runs} runs"
+    return Calibrated(found.factors, found.near, f"{found.runs} runs")
 
 
 def _with_purpose(given: Given) -> Given:

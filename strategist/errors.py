@@ -168,6 +168,12 @@ class InterruptError(StrategistError):
     exit_code = 7
 
 
+class StoppedError(StrategistError):
+    """Somebody stopped a command before it was done: 128 + SIGINT, as shells say it."""
+
+    exit_code = 130
+
+
 class InternalError(StrategistError):
     """An invariant of strategist broke, or the machine's I/O failed."""
 

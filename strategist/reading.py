@@ -323,7 +323,7 @@ def _yaml_scalar(word: str, flag: str) -> Any:
 
 
 def read_document(path: str, flag: str) -> Any:
-    """The value of a JSON, YAML or TOML file, by its ending; anything else, standard input too, is read as JSON."""
+    """The value of a JSON, YAML or TOML file, by its ending, or of standard input, by its first line; anything else is read as JSON."""
     path = path_of(path, flag)
     return parse_document(path, read_text(path, flag), flag)
 
@@ -339,7 +339,27 @@ PARSERS: dict[str, Callable[[str, str], Any]] = {
 
 def parse_document(path: str, text: str, flag: str) -> Any:
     """The value of a text that was read from `path`."""
-    return PARSERS.get(os.path.splitext(path)[1].lower(), parse_json)(text, flag)
+    return parser_of(path, text)(text, flag)
+
+
+def parser_of(path: str, text: str) -> Callable[[str, str], Any]:
+    """Who reads a document: by the ending of its file, or of standard input by its first line."""
+    if path == STANDARD_INPUT:
+        return _by_first_line(text)
+    return PARSERS.get(os.path.splitext(path)[1].lower(), parse_json)
+
+
+_TOML_LINE = re.compile(r"""\[\[?\s*[A-Za-z_"'][\w."' -]*\]|[\w."'-]+\s*=""")
+_YAML_LINE = re.compile(r"""(---|-|%YAML.*|[\w.'"/ -]+:)(\s|$)""")
+
+
+def _by_first_line(text: str) -> Callable[[str, str], Any]:
+    """Who reads a document without a name: its first line that is no remark is a table's or a setting's in TOML, a key's or an item's in
+    YAML, else it is JSON."""
+    first = next((line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    if _TOML_LINE.match(first):
+        return parse_toml
+    return parse_yaml if _YAML_LINE.match(first) else parse_json
 
 
 def checked(kind: type[T], value: Any, flag: str) -> T:

@@ -15,7 +15,7 @@ from strategist.facts.resolved import Assumption, said_to_plan
 from strategist.facts.workload import MAX_SEQ_LEN
 from strategist.planner.kinds import UNEVEN
 from strategist.planner.largest import What, largest
-from strategist.planner.search import Pace, Question
+from strategist.planner.search import Pace, Question, Watch
 from strategist.planner.size import Kind, answers, largest_looked_at, looked_at, sizes
 from strategist.records import dataclass, replace
 from strategist.space.enumerate import divisors
@@ -37,8 +37,8 @@ class Wanted:
     prices: tuple[float, ...] = ()
 
 
-def sized(wanted: Wanted) -> Sizing:
-    """The machines that would do. Raises InputError MISSING, CONFLICT and what `complete` raises, NoPlanError when nothing fits
+def sized(wanted: Wanted, watch: Watch | None = None) -> Sizing:
+    """The machines that would do; `watch` hears of every size that is looked at. Raises InputError MISSING, CONFLICT and what `complete` raises, NoPlanError when nothing fits
     or nothing is in time, ImpossibleError HARDWARE_FEATURE for devices without a rate in the number format."""
     if wanted.given.tokens is None:
         raise InputError("MISSING", "The length of the run is not known.", flag="--tokens", hint="Example: --tokens 1T.")  # fmt: skip
@@ -50,7 +50,7 @@ def sized(wanted: Wanted) -> Sizing:
     _are_different(kinds)
     for kind in kinds:
         require_rate(kind.ask(*kind.sizes[0]).job)
-    pace = None if given.time_budget is None else Pace(given.time_budget)
+    pace = Pace(given.time_budget, watch)
     found: list[Machines] = []
     for kind in kinds:
         for machines in looked_at(kind, wanted.deadline_s, pace, found):
@@ -71,7 +71,7 @@ def sized(wanted: Wanted) -> Sizing:
         least=best.least,
         cheapest=best.cheapest,
         fastest=best.fastest,
-        unfinished=() if pace is None else tuple(pace.left_out),
+        unfinished=tuple(pace.left_out),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from strategist import __version__
@@ -11,11 +11,12 @@ from strategist.document.sweep import Cell, Sweep
 from strategist.errors import InputError
 from strategist.facts.resolved import Assumption, said_to_plan
 from strategist.planner.recommend import choice
-from strategist.planner.search import Pace, search
+from strategist.planner.search import Pace, Watch, search
 from strategist.records import dataclass, replace
 from strategist.space.grammar import layout
 from strategist.timing.estimate import mfu
 from strategist.timing.rates import require_rate
+from strategist.units import counted
 
 MOST_CELLS = 400
 """Cells of the largest sweep: some minutes."""
@@ -31,8 +32,8 @@ class Grid:
     nodes: tuple[int, ...]
 
 
-def sweep(grid: Grid) -> Sweep:
-    """The winner of every cell; when a time budget has run out, of those until then, but always of the first. Raises InputError GRID_TOO_LARGE,
+def sweep(grid: Grid, watch: Watch | None = None) -> Sweep:
+    """The winner of every cell, of each of which `watch` hears; when a time budget has run out, of those until then, but always of the first. Raises InputError GRID_TOO_LARGE,
     what `complete` raises, and ImpossibleError HARDWARE_FEATURE for a device without a rate in the number format."""
     count = len(grid.model_sizes) * len(grid.gpus) * len(grid.nodes)
     if count > MOST_CELLS:
@@ -41,7 +42,7 @@ def sweep(grid: Grid) -> Sweep:
             value=count, hint="Name fewer sizes, devices or numbers of nodes.",
         )  # fmt: skip
     places = list(product(grid.gpus, grid.model_sizes, grid.nodes))
-    pace = None if grid.given.time_budget is None else Pace(grid.given.time_budget)
+    pace = Pace(grid.given.time_budget, watch)
     asked = [complete(replace(grid.given, model_size=size, gpu=gpu, nodes=nodes)) for gpu, size, nodes in places]
     for one in asked:
         require_rate(one.question.job)
@@ -49,10 +50,15 @@ def sweep(grid: Grid) -> Sweep:
         made_by=f"strategist {__version__}",
         policy=grid.given.policy,
         assumptions=_shared([one.assumptions for one in asked]),
-        cells=tuple(
-            _cell(one, size, pace, is_first=one is asked[0]) for one, (_, size, _) in zip(asked, places, strict=True)
-        ),
+        cells=tuple(_cells(asked, places, pace)),
     )
+
+
+def _cells(asked: Sequence[Asked], places: Sequence[tuple[str, str, int]], pace: Pace) -> Iterator[Cell]:
+    """The winner of every cell, said where it is and how many are done."""
+    for number, (one, (gpu, size, nodes)) in enumerate(zip(asked, places, strict=True)):
+        pace.tick(f"{size} on {counted(nodes, 'node')} of {gpu}", number, len(places))
+        yield _cell(one, size, pace, is_first=number == 0)
 
 
 def _shared(said: Sequence[tuple[Assumption, ...]]) -> tuple[Assumption, ...]:
@@ -61,14 +67,14 @@ def _shared(said: Sequence[tuple[Assumption, ...]]) -> tuple[Assumption, ...]:
     return tuple(said_to_plan(one, "--hardware", "--model") for one in shared)
 
 
-def _cell(asked: Asked, size: str, pace: Pace | None, *, is_first: bool) -> Cell:
+def _cell(asked: Asked, size: str, pace: Pace, *, is_first: bool) -> Cell:
     """The winner of one question, as far as there is time."""
     job = asked.question.job
     gpu, nodes, gpus = job.cluster.smallest.name, job.cluster.nodes, job.cluster.world
     cell = Cell(model_size=size, gpu=gpu, nodes=nodes, gpus=gpus, precision=job.workload.precision)
-    if pace is not None and pace.is_over and not is_first:
+    if pace.is_over and not is_first:
         return replace(cell, unfinished=True)
-    found = search(asked.question, pace=pace, bests=True)
+    found = search(asked.question, pace=pace.of_time, bests=True)
     if not len(found.fitting):
         return cell
     chosen = choice(found, asked.request.policy)

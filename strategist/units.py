@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from decimal import Decimal
+from math import ceil
 
 from strategist.errors import InputError, is_hostile, shown
 
@@ -147,7 +148,12 @@ def parse_rate(text: str, flag: str, *, example: str = "400Gb/s") -> float:
     return float(_bounded(value, text, flag, LOWEST_RATE_BPS, HIGHEST_RATE_BPS, example))
 
 
-def parse_duration(text: str, flag: str, *, example: str = "30d", high: int = 10**10) -> float:
+DAY = 86400
+LONGEST = 10**10
+"""Seconds of the longest duration that can be said."""
+
+
+def parse_duration(text: str, flag: str, *, example: str = "30d", high: int = LONGEST) -> float:
     """A duration in seconds: 90s, 30min, 12h, 30d, 2w."""
     value = _with_unit(text, flag, _DURATION, "Say s, min, h, d or w.", example)
     return float(_bounded(value, text, flag, Decimal("0.001"), high, example))
@@ -164,6 +170,11 @@ def format_gib(value: float) -> str:
         if abs(value) >= 0.1 * factor:
             return f"{three_digits(value / factor)} {unit}"
     return f"{value:.0f} B"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: `1 run`, `1,024 runs`; of nouns whose plural ends in s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def format_count(value: float) -> str:
@@ -190,6 +201,12 @@ def format_duration(value: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes} min" if minutes else format_seconds(value)
+
+
+def as_flag(seconds: float) -> str:
+    """The shortest duration as long, in whole units of which there are ten or more, in the words of `parse_duration`: `39d`, `14h`, `1s`."""
+    unit, each = next(((unit, each) for unit, each in (("d", DAY), ("h", 3600), ("min", 60)) if seconds > 9 * each), ("s", 1))  # fmt: skip
+    return f"{max(1, ceil(seconds / each))}{unit}"
 
 
 def format_rate(value: float) -> str:

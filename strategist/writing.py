@@ -1,18 +1,23 @@
 """The only way a file goes out: whole or not at all.
 
 A target is looked at before any work is done for it; what is written goes into a temporary file beside it, so that a reader never sees
-a part and a failure leaves nothing.
+a part and a failure leaves nothing. Several files go out together or not at all.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 from strategist.errors import InputError, InternalError, is_hostile, shown
 from strategist.reading import STANDARD_INPUT
 
 MAX_NAME = 255
+PREFIX = ".strategist-"
+"""What the names of files begin with that are not finished."""
 
 
 def check_target(path: str, flag: str, *, force: bool) -> None:
@@ -57,28 +62,72 @@ def check_target(path: str, flag: str, *, force: bool) -> None:
         raise _exists(path, flag)
 
 
-def write_file(path: str, text: str, flag: str, *, force: bool = False, mode: int = 0o644) -> None:
-    """Write a file through a temporary one beside it.
+class Written(NamedTuple):
+    """One file to write."""
 
-    Raises what `check_target` raises, and InternalError IO when the machine refuses.
+    path: str
+    text: str
+    mode: int = 0o644
+
+
+def write_file(path: str, text: str, flag: str, *, force: bool = False) -> None:
+    """Write a file through a temporary one beside it. Raises as `write_files`."""
+    write_files([Written(path, text)], flag, force=force)
+
+
+def write_files(files: Sequence[Written], flag: str, *, force: bool = False) -> None:
+    """Write all files or none: each is finished beside its name before the first is published, and what was published is taken back, and
+    what it replaced put back, where a later one cannot be.
+
+    Raises what `check_target` raises, and InputError PERMISSION, InternalError IO when the machine refuses.
     """
-    check_target(path, flag, force=force)
+    for file in files:
+        check_target(file.path, flag, force=force)
+    beside: list[str] = []
+    path = ""
+    try:
+        for path, text, mode in files:
+            beside.append(_finished(path, text, mode))
+        with ExitStack() as undo:
+            for temporary, (path, _, _) in zip(tuple(beside), files, strict=True):
+                if path != files[-1].path and os.path.lexists(path):
+                    beside.append(_kept(path, temporary))
+                    undo.callback(os.replace, beside[-1], path)
+                    _publish(temporary, path, force=force)
+                else:
+                    _publish(temporary, path, force=force)
+                    undo.callback(os.unlink, path)
+            undo.pop_all()
+    except OSError as problem:
+        raise _io_error(problem, path, flag) from None
+    finally:
+        for left in beside:
+            if os.path.lexists(left):
+                os.unlink(left)
+
+
+def _finished(path: str, text: str, mode: int) -> str:
+    """The name of a finished file beside `path`; nothing is left where it cannot be finished."""
     import tempfile  # pulls in compression libraries that no other path needs
 
-    temporary = ""
+    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=PREFIX)
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".strategist-")
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, mode)
-        _publish(temporary, path, force=force)
-    except OSError as problem:
-        raise _io_error(problem, path, flag) from None
-    finally:
-        if temporary and os.path.lexists(temporary):
-            os.unlink(temporary)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return temporary
+
+
+def _kept(path: str, temporary: str) -> str:
+    """The name of a copy of what stands at `path`."""
+    import shutil
+
+    return shutil.copy2(path, f"{temporary}.old", follow_symlinks=False)
 
 
 def make_folder(path: str, flag: str) -> None:
@@ -87,6 +136,19 @@ def make_folder(path: str, flag: str) -> None:
         os.makedirs(path, exist_ok=True)
     except OSError as problem:
         raise _io_error(problem, path, flag) from None
+
+
+@contextmanager
+def made_folder(path: str, flag: str) -> Iterator[None]:
+    """A folder for what is written inside the block, taken away again where that fails and it was not there before. Raises as `make_folder`."""
+    is_new = not os.path.isdir(path)
+    make_folder(path, flag)
+    try:
+        yield
+    except BaseException:
+        if is_new and not os.listdir(path):
+            os.rmdir(path)
+        raise
 
 
 def _exists(path: str, flag: str) -> InputError:

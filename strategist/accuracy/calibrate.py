@@ -21,11 +21,14 @@ from typing import Any, get_args
 import numpy as np
 
 from strategist import __version__
+from strategist.accuracy.bounds import Error, near_runs
 from strategist.accuracy.judge import Judged, parts_at
 from strategist.columns import Column, Reals, clamped
 from strategist.document.calibration import Apart, Calibration, Held
 from strategist.errors import ImpossibleError, InputError
 from strategist.facts.calibration import Factor, Part
+from strategist.planner.search import Watch
+from strategist.planner.write import neighbourhoods
 from strategist.records import dataclass
 from strategist.timing.calibrated import PARTS as SECONDS_OF
 
@@ -65,7 +68,6 @@ class Sample:
         return Sample(self.parts[keep], self.measured[keep], self.group[keep], self.keys[keep])
 
 
-Watch = Callable[[str, int, int, None], None]
 Fit = Callable[..., Reals]
 
 
@@ -87,7 +89,8 @@ def calibrate(
     usual = _entries(before, keys)
     fitted = _told(watch, len(spreads) * (1 + len(set(groups))))
     fits = {spread: fitted(sample, usual, spread) for spread in sorted(spreads)}
-    held = {spread: _held(sample, usual, spread, entries, fitted) for spread, entries in fits.items()}
+    left_out = {spread: _left_out(sample, usual, spread, entries, fitted) for spread, entries in fits.items()}
+    held = {spread: _held(sample, usual, errors) for spread, errors in left_out.items()}
     spread = min(held, key=lambda one: round(held[one].after, 3))
     return Calibration(
         made_by=f"strategist {__version__}",
@@ -98,7 +101,14 @@ def calibrate(
         held_out=held[spread],
         spread=spread,
         apart=_apart(timed, _errors(sample, fits[spread])[0]),
+        near=tuple(near_runs(_known(timed, groups, left_out[spread]), MIN_GROUPS, MIN_RUNS)),
     )
+
+
+def _known(timed: Sequence[Judged], groups: Sequence[str], errors: Reals) -> list[Error]:
+    """ln(predicted / measured) of runs left out as errors of measured runs, with where they lie."""
+    each = zip(timed, groups, errors.tolist(), strict=True)
+    return [Error(group, neighbourhoods(one.job), -error) for one, group, error in each]
 
 
 def _apart(timed: Sequence[Judged], errors: Reals) -> tuple[Apart, ...]:
@@ -277,14 +287,18 @@ def _solver() -> Any:
     return least_squares
 
 
-def _held(sample: Sample, usual: Reals, spread: float, every: Reals, fitted: Fit) -> Held:
-    """Each group judged by a fit to the others, which begins where that to `every` one ends."""
-    before, after = [], []
+def _left_out(sample: Sample, usual: Reals, spread: float, every: Reals, fitted: Fit) -> Reals:
+    """ln(predicted / measured), (R,), each group under a fit to the others, which begins where that to `every` one ends."""
+    found = np.zeros(len(sample.group))
     for group in sorted(set(sample.group.tolist())):
-        own = sample.where(sample.group == group)
-        entries = fitted(sample.where(sample.group != group), usual, spread, every)
-        before.append(np.abs(_errors(own, usual)[0]))
-        after.append(np.abs(_errors(own, entries)[0]))
+        own = sample.group == group
+        found[own] = _errors(sample.where(own), fitted(sample.where(~own), usual, spread, every))[0]
+    return found
+
+
+def _held(sample: Sample, usual: Reals, left_out: Reals) -> Held:
+    """What is won on groups left out of their fits, whose errors then were `left_out`."""
+    before, after = ([np.abs(errors[sample.group == group]) for group in sorted(set(sample.group.tolist()))] for errors in (_errors(sample, usual)[0], left_out))  # fmt: skip
     return Held(
         before=math.exp(float(np.mean([np.median(errors) for errors in before]))),
         after=math.exp(float(np.mean([np.median(errors) for errors in after]))),

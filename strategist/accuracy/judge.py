@@ -12,6 +12,7 @@ from strategist.facts.calibration import Factor, Part
 from strategist.facts.job import Job
 from strategist.memory.buffers import workspace_bytes
 from strategist.memory.estimate import Peaks, peak_memory
+from strategist.planner.search import Watch
 from strategist.records import dataclass, field, replace
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code
 from strategist.timing.calibrated import part_seconds
@@ -71,8 +72,8 @@ class Judged:
         return self.peak_bytes - self.runtime_bytes - self.slack_bytes + workspaces if is_tensors else self.peak_bytes
 
 
-def judge(runs: Sequence[Run], factors: tuple[Factor, ...] = ()) -> tuple[Judged, ...]:
-    """Every run, in order: predicted under some factors, or skipped with its reason."""
+def judge(runs: Sequence[Run], factors: tuple[Factor, ...] = (), watch: Watch | None = None) -> tuple[Judged, ...]:
+    """Every run, in order: predicted under some factors, or skipped with its reason; `watch` hears how many are done."""
     answers: dict[int, Judged] = {}
     groups: dict[Job, list[tuple[int, Case]]] = {}
     for place, run in enumerate(runs):
@@ -97,6 +98,8 @@ def judge(runs: Sequence[Run], factors: tuple[Factor, ...] = ()) -> tuple[Judged
         ]
         for (place, _), one in zip(members, _with_recompute(job, layouts, found), strict=True):
             answers[place] = _believed(one)
+        if watch is not None:
+            watch("predicting runs", len(answers), len(runs), None)
     return tuple(answers[place] for place in range(len(runs)))
 
 

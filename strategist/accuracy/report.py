@@ -11,8 +11,9 @@ from strategist.accuracy.judge import Judged
 from strategist.accuracy.scores import BY, Group
 from strategist.document.calibration import Calibration
 from strategist.errors import InputError, did_you_mean, shown
-from strategist.facts.calibration import Factor, on_parts, shipped_factors
-from strategist.planner.write import interval
+from strategist.facts.calibration import Factor, Near, on_parts, shipped_factors
+from strategist.planner.write import Interval, interval
+from strategist.records import replace
 from strategist.reports.lines import Line, Span, line, table, wrapped
 from strategist.units import plain_text
 
@@ -34,21 +35,26 @@ def columns_of(text: str | None) -> tuple[str, ...]:
     return names
 
 
-def accuracy_document(groups: Sequence[Group], judged: Sequence[Judged]) -> dict[str, Any]:
-    """Groups and rows, every row of the file in its order, and the columns that nobody asks for."""
-    return {"groups": list(groups), "rows": [_row(one) for one in judged], "unread_columns": list(_unread(judged))}
+def accuracy_document(groups: Sequence[Group], judged: Sequence[Judged], near: tuple[Near, ...] = ()) -> dict[str, Any]:
+    """Groups and rows, every row of the file in its order, with the intervals of a calibration's runs `near`, and the columns that
+    nobody asks for."""
+    return {
+        "groups": list(groups),
+        "rows": [_row(one, near) for one in judged],
+        "unread_columns": list(_unread(judged)),
+    }
 
 
 def _unread(judged: Sequence[Judged]) -> tuple[str, ...]:
     return unread_columns(judged[0].run) if judged else ()
 
 
-def _row(one: Judged) -> dict[str, Any]:
+def _row(one: Judged, near: tuple[Near, ...]) -> dict[str, Any]:
     """One run: what is predicted, or null and the reason in `skipped`."""
     if one.case is None:
         nothing = dict.fromkeys(("predicted_step_s", "low_s", "high_s", "measured_step_s", "predicted_peak_bytes"))
         return {"id": one.run["id"], **nothing, "skipped": one.skipped}
-    bounds = interval("time", one.case.job)
+    bounds = _interval(one, near)
     return {
         "id": one.run["id"],
         "predicted_step_s": one.step_s,
@@ -58,6 +64,11 @@ def _row(one: Judged) -> dict[str, Any]:
         "predicted_peak_bytes": one.peak_bytes,
         "skipped": None,
     }
+
+
+def _interval(one: Judged, near: tuple[Near, ...]) -> Interval:
+    """The interval of a run's step under a calibration that has its own."""
+    return interval("time", replace(one.job, near=near))
 
 
 def accuracy_text(groups: Sequence[Group], listed: Sequence[Judged], width: int, *, quiet: bool) -> list[Line]:
@@ -73,9 +84,9 @@ def unread_text(judged: Sequence[Judged], width: int) -> list[Line]:
     return wrapped("not read", f"columns {with_near_names(names)}", width, indent=INDENT, style="dim") if names else []
 
 
-def inside_text(judged: Sequence[Judged], width: int) -> list[Line]:
+def inside_text(judged: Sequence[Judged], near: tuple[Near, ...], width: int) -> list[Line]:
     """How many runs took what the interval of their prediction says; nothing where none has a time."""
-    timed = [(one.measured_s / one.step_s, interval("time", one.job)) for one in judged if one.measured_s]
+    timed = [(one.measured_s / one.step_s, _interval(one, near)) for one in judged if one.measured_s]
     if not timed:
         return []
     inside = sum(bounds.low <= ratio <= bounds.high for ratio, bounds in timed) / len(timed)
@@ -166,10 +177,21 @@ def calibration_text(found: Calibration, width: int) -> list[Line]:
         *wrapped("left out", f"{worth}.{better}", width, indent=INDENT, style="plain" if not better else "warn"),
         *_strayed(found, width),
         *_apart(found, width),
+        *_near(found, width),
         *([line(""), line(Span("factors on seconds", "key")), *table(rows, width)] if rows else ()),
         *_stayed(len(found.factors) - len(own), width),
         *_together(own, found, width),
     ]
+
+
+def _near(found: Calibration, width: int) -> Iterator[Line]:
+    """The intervals that plans have under the calibration."""
+    if not found.near:
+        return
+    yield line("")
+    yield line(Span("intervals of a step, from runs left out", "key"))
+    rows = [(f"chip {one.chip}", one.framework or "any framework", f"{one.width or 'any'} width", f"x{one.low:.3f} to x{one.high:.3f}", f"{one.runs} runs") for one in found.near]  # fmt: skip
+    yield from table(rows, width)
 
 
 def _stayed(number: int, width: int) -> list[Line]:

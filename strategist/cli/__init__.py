@@ -11,7 +11,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
-from strategist.errors import InternalError, StrategistError, require_known
+from strategist.errors import InternalError, StoppedError, StrategistError, require_known
 
 if TYPE_CHECKING:
     from strategist.cli.arguments import Command
@@ -64,7 +64,7 @@ exit codes
   4  stale plan
   5  checks failed
   6  training failed
-  7  interrupted and saved
+  7  interrupted and saved; 130 interrupted, and nothing was saved
   8  differs
 """
 PAGE_WIDTH = 80
@@ -103,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
-        return 130
+        # people see their own ^C; a program that reads JSON is told
+        return _report(_stopped(words), as_json) if as_json else StoppedError.exit_code
     except OSError as problem:
         return _report(
             InternalError(
@@ -172,6 +173,17 @@ def _report(error: StrategistError, as_json: bool) -> int:
     except OSError:  # stdout itself is what the machine refuses
         show_error(error, as_json=False)
     return error.exit_code
+
+
+def _stopped(words: Sequence[str]) -> StoppedError:
+    """What programs hear of a command that was stopped by hand."""
+    said = f"strategist {words[0]}" if words else "strategist"
+    return StoppedError(
+        "INTERRUPTED",
+        f"{said} was stopped before it was done.",
+        flag="COMMAND",
+        hint="Run it again; no answer was given.",
+    )
 
 
 def _bug(problem: Exception) -> InternalError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import CALIBRATION, COMMON, Flag
-from strategist.cli.output import show_document, show_lines, width
+from strategist.cli.output import show_document, show_lines, watched, width
 
 BRIEF = Flag("--quiet", "print the line of all runs together alone")
 FLAGS = (
@@ -27,17 +27,18 @@ def run(options: Namespace) -> int:
     from strategist.accuracy.report import accuracy_document, accuracy_text, columns_of, inside_text, unread_text
     from strategist.accuracy.scores import grouped
     from strategist.accuracy.table import read_runs
-    from strategist.ask import Given, factors_of
+    from strategist.ask import Given, calibrated_by
 
     by = columns_of(options.by)
-    factors, _ = factors_of(Given(calibration=options.calibration, uncalibrated=options.uncalibrated))
-    judged = judge(read_runs(options.file), factors)
+    own = calibrated_by(Given(calibration=options.calibration, uncalibrated=options.uncalibrated))
+    with watched(options) as watch:
+        judged = judge(read_runs(options.file), own.factors, watch)
     groups = grouped(judged, by)
     if options.json:
-        show_document(accuracy_document(groups, judged))
+        show_document(accuracy_document(groups, judged, own.near))
     else:
         listed = judged if options.verbose else ()
-        about_all = () if options.quiet else (*inside_text(judged, width()), *unread_text(judged, width()))
+        about_all = () if options.quiet else (*inside_text(judged, own.near, width()), *unread_text(judged, width()))
         lines = [*accuracy_text(groups, listed, width(), quiet=options.quiet), *about_all]
         show_lines(lines, no_color=options.no_color)
     return 0

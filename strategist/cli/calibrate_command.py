@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.files import check_out, deliver
 from strategist.cli.flags import COMMON, OUTPUT
-from strategist.cli.output import Patience, width
+from strategist.cli.output import watched, width
 from strategist.errors import InputError, shown
 
 COMMAND = Command(
@@ -43,9 +43,8 @@ def run(options: Namespace) -> int:
 
     check_out(options)
     tables, observed = _sorts((options.file, *options.observed))
-    judged = (*(judge(read_runs(tables[0])) if tables else ()), *map(judged_run, observed))
-    with Patience() as patience:
-        watch = None if options.quiet or options.json else patience
+    with watched(options) as watch:
+        judged = (*(judge(read_runs(tables[0]), watch=watch) if tables else ()), *map(judged_run, observed))
         found = calibrate(judged, shipped_factors(), watch=watch)
     deliver(
         found,

@@ -18,7 +18,7 @@ from strategist.emitters.zero_plus_plus import changes, checked_words
 from strategist.errors import InputError, shown
 from strategist.records import replace
 from strategist.reports.lines import table
-from strategist.writing import check_target, make_folder, write_file
+from strategist.writing import Written, check_target, made_folder, write_files
 
 FLAGS = (
     Flag("--to", "the target; without it that of the plan's front end", "NAME"),
@@ -78,11 +78,9 @@ def run(options: Namespace) -> int:
     notes = [*why, *_notes(plan, extras), *releases_needed(files)]
     folder = _folder(options.out)
     targets = {os.path.join(folder, str(name)): text for name, text in files.items()}
-    for path in targets:
-        check_target(path, "--out", force=options.force)
-    for path, text in targets.items():
-        runnable = os.path.basename(path) in emitter.executables
-        write_file(path, text, "--out", force=options.force, mode=0o755 if runnable else 0o644)
+    runnable = {path for path in targets if os.path.basename(path) in emitter.executables}
+    with made_folder(folder, "--out"):
+        write_files([Written(path, text, 0o755 if path in runnable else 0o644) for path, text in targets.items()], "--out", force=options.force)  # fmt: skip
     if options.json:
         show_document({"target": emitter.name, "files": sorted(targets), "notes": notes})
     elif not options.quiet:
@@ -128,7 +126,7 @@ def _described(emitter: Emitter) -> dict[str, object]:
 
 
 def _folder(path: str) -> str:
-    """The folder, made when missing. Raises InputError for hostile names, for files in the way and for places where none may be made."""
+    """The folder, which may be missing. Raises InputError for hostile names and for files in the way."""
     check_target(path.rstrip("/") or "/", "--out", force=True) if not os.path.isdir(path) else None
     if os.path.exists(path) and not os.path.isdir(path):
         raise InputError(
@@ -138,5 +136,4 @@ def _folder(path: str) -> str:
             value=path,
             hint="Name a folder.",
         )
-    make_folder(path, "--out")
     return path

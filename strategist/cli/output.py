@@ -6,12 +6,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from strategist.errors import NoPlanError, StrategistError
 from strategist.reports.lines import Line, Style, text_of, wrapped
 from strategist.units import format_seconds
+
+if TYPE_CHECKING:
+    from strategist.cli.arguments import Namespace
 
 COLOURS: Mapping[Style, str] = {
     "plain": "", "title": "bold", "good": "bold green", "bad": "bold red", "warn": "yellow", "dim": "dim", "key": "cyan"
@@ -94,7 +98,7 @@ def _error_lines(error: StrategistError) -> list[Line]:
             lines += wrapped("", "cheapest changes that make it feasible (each planned again)", columns, indent=0)
         for number, fix in enumerate(error.fixes, 1):
             lines += wrapped(f"  {number}", fix, columns, indent=indent)
-    elif error.hint:
+    if error.hint and not (isinstance(error, NoPlanError) and error.fixes):
         lines += wrapped("", error.hint, columns, indent=indent)
     for other in error.also:
         lines += _error_lines(other)
@@ -144,6 +148,13 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+@contextmanager
+def watched(options: Namespace) -> Iterator[Patience | None]:
+    """Who may be told how far a long answer is: a bar on a terminal, nobody where a program reads or quiet was asked for."""
+    with Patience() as patience:
+        yield patience if sys.stderr.isatty() and not (options.quiet or options.json) else None
 
 
 class Patience:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from strategist.cli.arguments import Command, Namespace
 from strategist.cli.files import check_out, write_document
 from strategist.cli.flags import PLAN_FLAGS
-from strategist.cli.output import Patience, Progress, note, show_document, show_lines, width
+from strategist.cli.output import Progress, note, show_document, show_lines, watched, width
 from strategist.units import format_gib, format_seconds
 
 if TYPE_CHECKING:
@@ -46,8 +45,7 @@ def run(options: Namespace) -> int:
     check_out(options)
     log = SearchLog()
     asked = complete(given)
-    with Patience() as patience:
-        watch = patience if sys.stderr.isatty() and not (options.quiet or options.json) else None
+    with watched(options) as watch:
         pace = Pace(asked.time_budget, watch) if watch is not None or asked.time_budget is not None else None
         extras = Extras(options.pareto, options.certificate, options.sensitivity, options.allow_idle, pace)
         plan = (

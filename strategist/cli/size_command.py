@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from strategist.cli.arguments import Command, Namespace
 from strategist.cli.files import check_out, deliver
 from strategist.cli.flags import CALIBRATION, CHOICE, COMMON, HARDWARE, MODEL, OUTPUT, WORKLOAD, Flag
-from strategist.cli.output import width
+from strategist.cli.output import watched, width
 from strategist.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def _sized(options: Namespace) -> Sizing | Largest:
         return largest_that_fits(Given(**{key: _only(key, value) for key, value in values.items()}), what)
     own = {"deadline": "deadline_s", "gpu": "gpus", "price_per_gpu_hour": "prices"}
     said = {name: values.pop(key) for key, name in own.items() if key in values}
-    return sized(Wanted(given=Given(**values), **said))
+    with watched(options) as watch:
+        return sized(Wanted(given=Given(**values), **said), watch)
 
 
 def _same_question(values: Mapping[str, Any], what: str | None) -> None:

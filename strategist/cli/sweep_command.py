@@ -5,7 +5,7 @@ from __future__ import annotations
 from strategist.cli.arguments import Command, Namespace
 from strategist.cli.files import check_out, deliver
 from strategist.cli.flags import CALIBRATION, CHOICE, COMMON, HARDWARE, OUTPUT, WORKLOAD, Flag
-from strategist.cli.output import width
+from strategist.cli.output import watched, width
 
 FLAGS = (
     Flag("--model-size", "sizes of models: 1B,7B,70B", "SIZE,..."),
@@ -44,6 +44,7 @@ def run(options: Namespace) -> int:
     varied = {name: several(READERS[name]) for name in ("model_size", "gpu", "nodes")}
     values = values_from(options, FLAGS, varied)
     sizes, gpus, nodes = (values.pop(*pair) for pair in (("model_size", SIZES), ("gpu", GPUS), ("nodes", NODES)))
-    found = sweep(Grid(given=Given(**values), model_sizes=sizes, gpus=gpus, nodes=nodes))
+    with watched(options) as watch:
+        found = sweep(Grid(given=Given(**values), model_sizes=sizes, gpus=gpus, nodes=nodes), watch)
     deliver(found, options, lambda: sweep_text(found, width()))
     return 0

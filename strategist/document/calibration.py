@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from strategist.facts.calibration import Factor
+from strategist.facts.calibration import Factor, Near
 from strategist.records import dataclass
 
 CALIBRATION_FORMAT = "strategist-calibration/1"
@@ -32,7 +32,8 @@ class Apart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Factors, the number of runs and groups they rest on, what they are worth on groups that were left out, how far they could stray
-    (the spread of their logarithms; none in files of before it was chosen), and the runs that they do not explain, farthest first."""
+    (the spread of their logarithms; none in files of before it was chosen), and the runs that they do not explain, farthest first.
+    `near` is how far runs left out lie from what is predicted, where there are enough of them: the intervals of steps predicted under the factors."""
 
     format: Literal["strategist-calibration/1"] = "strategist-calibration/1"
     made_by: str
@@ -43,3 +44,4 @@ class Calibration:
     held_out: Held
     spread: float | None = None
     apart: tuple[Apart, ...] = ()
+    near: tuple[Near, ...] = ()

@@ -122,11 +122,16 @@ def load_calibration(path: str, flag: str = "--calibration") -> Calibration:
 
 
 def _within_reason(calibration: Calibration, flag: str) -> Calibration:
-    """Factors beyond a tenth or ten times are no calibration. Raises InputError RANGE."""
+    """Factors beyond a tenth or ten times are no calibration, and intervals hold what is predicted. Raises InputError RANGE."""
     for number, factor in enumerate(calibration.factors):
         if not 0.1 <= factor.value <= 10:
             raise InputError(
                 "RANGE", f"{flag}: $.factors[{number}].value must lie between 0.1 and 10.", flag=flag, value=factor.value, hint="Calibrate again."
+            )  # fmt: skip
+    for number, near in enumerate(calibration.near):
+        if not 0.1 <= near.low <= 1 <= near.high <= 10:
+            raise InputError(
+                "RANGE", f"{flag}: $.near[{number}] must go from 0.1 to 1, low, to 1 to 10, high.", flag=flag, value=(near.low, near.high), hint="Calibrate again."
             )  # fmt: skip
     return calibration
 

@@ -13,7 +13,7 @@ from strategist.document.certificate import Certificate
 from strategist.document.estimate import MemoryLedger, TimeLedger
 from strategist.document.front import Front, Sensitivity
 from strategist.document.verification import Verification
-from strategist.facts.calibration import Factor
+from strategist.facts.calibration import Factor, Near
 from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
 from strategist.facts.resolved import Assumption
@@ -348,7 +348,7 @@ class Plan:
     `idle` devices of those that were named are not in `cluster`, because the job is done sooner without them. `unfinished` says
     what a time budget left untried; such a plan is the best that was found, and not known to be the best. `unrestricted` is what
     the same policy would choose if the front end of the request need not say it; `frontend` is the one that rules chose for the plan. `factors` of a calibration
-    are in its seconds.
+    are in its seconds, and its interval is the nearest of `near`, how far runs of one's own lie from predictions under them, where there is one.
     """
 
     format: Literal["strategist-plan/1"] = "strategist-plan/1"
@@ -379,6 +379,7 @@ class Plan:
     unrestricted: Alternative | None = None
     frontend: FrontEnd | None = None
     factors: tuple[Factor, ...] = ()
+    near: tuple[Near, ...] = ()
     seal: str | None = None
 
     @property

@@ -18,6 +18,7 @@ SILENT: dict[str, Any] = {
     "expert_imbalance": 1,
     "constants": None,
     "frozen": 0,
+    "near": [],
 }
 """Fields that are written only where they say something, so that plans without them stay what they were to the byte, and the values
 that say nothing."""

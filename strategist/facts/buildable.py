@@ -48,6 +48,24 @@ Read in transformers 5.23.0, src/transformers/models/<family>/modeling_<family>.
 attention or residuals) and how much of a head is rotated are not told apart.
 """
 
+SIGMOID = "a router of sigmoids, with a correction of who is chosen"
+OTHER_ROUTERS = {
+    "dots1": SIGMOID,
+    "exaone-moe": SIGMOID,
+    "glm": SIGMOID,
+    "glm4-moe": SIGMOID,
+    "glm4v-moe-text": SIGMOID,
+    "hy-v3": SIGMOID,
+    "minimax": SIGMOID,
+    "minimax-m2": SIGMOID,
+    "solar-open": SIGMOID,
+    "phi3": "a router that samples (sparse mixer)",
+    "phimoe": "a router that samples (sparse mixer)",
+}
+"""Families whose mixtures weigh experts otherwise than by a softmax of their scores, which no field of a shape expresses: our router would train
+another model. Read in transformers 5.23.0, src/transformers/models/<family>/modeling_<family>.py. Whether chosen experts' weights add up to one is
+not told apart (docs/decisions/0105)."""
+
 POSITIVE = ("layers", "hidden", "vocab", "heads", "kv_heads", "head_dim")
 
 
@@ -60,9 +78,11 @@ def departures(shape: ModelShape) -> tuple[str, ...]:
 
 
 def _odd_wiring(shape: ModelShape) -> Iterator[str]:
-    wiring = OTHER_WIRING.get(shape.family.replace("_", "-"))
-    if wiring is not None:
-        yield wiring
+    family = shape.family.replace("_", "-")
+    if family in OTHER_WIRING:
+        yield OTHER_WIRING[family]
+    if shape.moe is not None and family in OTHER_ROUTERS:
+        yield OTHER_ROUTERS[family]
 
 
 def _odd_fields(shape: ModelShape) -> Iterator[str]:

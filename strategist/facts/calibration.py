@@ -29,6 +29,19 @@ class Factor:
         return self.gpu in ("", gpu) and self.framework in ("", framework)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Near:
+    """The middle 80 % of measured over predicted steps of somebody's own runs, each under factors that its group had no part in: on
+    devices of one design (`chip`), under a profile (`framework`) and for models of a class of widths (`width`); the empty one means any."""
+
+    chip: str
+    framework: str = ""
+    width: str = ""
+    low: float
+    high: float
+    runs: int
+
+
 @cache
 def shipped_factors() -> tuple[Factor, ...]:
     """Those that published runs ask for (catalogue: calibration)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from strategist.facts.calibration import Factor, Part, on_parts
+from strategist.facts.calibration import Factor, Near, Part, on_parts
 from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import count, hidden_matrices
@@ -25,7 +25,8 @@ class Job:
     `frontend` the framework whose limits count (catalogue: frontends), `trainable` the share of the weights that is
     trained: the rest has no gradient, no optimizer state and no product for its gradient; with `adapters` the
     trained ones stand beside the matrices of attention (Hu et al. 2021, arXiv 2106.09685, section 4.2). `factors` of a
-    calibration multiply the seconds of parts of a step (timing/calibrated.py), those that are for its slowest device and its framework. `split` states the layers of every pipeline
+    calibration multiply the seconds of parts of a step (timing/calibrated.py), those that are for its slowest device and its framework,
+    and `near` holds how far runs of its owner lie from predictions under them. `split` states the layers of every pipeline
     stage where somebody chose them (space/stages.py has the rule otherwise), `recompute_layers` how many of each stage full recompute runs
     again where that is not all of them nor as many everywhere. `overlap` multiplies the share of compute that
     collectives may run behind. With an uneven batch `cluster` is the nodes of one kind, and replicas meet over the links of `all_machines`."""
@@ -39,6 +40,7 @@ class Job:
     trainable: float = 1.0
     adapters: bool = False
     factors: tuple[Factor, ...] = ()
+    near: tuple[Near, ...] = ()
     split: tuple[int, ...] = ()
     recompute_layers: tuple[int, ...] = ()
     overlap: float = 1.0

@@ -177,6 +177,7 @@ def job_of(plan: Plan) -> Job:
         headroom=plan.request.headroom,
         frontend=plan.request.frontend,
         factors=plan.factors,
+        near=plan.near,
     )
     return as_trained(job)
 

@@ -32,7 +32,15 @@ from strategist.planner.check import faults
 from strategist.planner.kinds import UNEVEN, is_mixed
 from strategist.planner.search import FRONTEND, Found, Pace, Question, SearchLog, Use, legality, search
 from strategist.planner.situation import describe, near_thresholds
-from strategist.planner.write import economics, memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
+from strategist.planner.write import (
+    economics,
+    memory_ledger,
+    mesh_of,
+    near_job,
+    outside_known_errors,
+    strategy_of,
+    time_ledger,
+)
 from strategist.records import dataclass, replace
 from strategist.rulebook.apply import family_masks, family_of, fired, forbid, placeholders, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
@@ -369,6 +377,7 @@ def _write(
         alternatives=_alternatives(found, chosen, top),
         hints=_hints(found, row, situation, chosen, memory.worst),
         factors=job.factors_that_apply,
+        near=near_job(job),
     )
 
 

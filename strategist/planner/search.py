@@ -57,18 +57,22 @@ class SearchLog:
         return result
 
 
+Watch = Callable[[str, int, int, float | None], None]
+"""Is told what is going on, how much of how much is done, and the seconds of the best step so far."""
+
+
 class Pace:
-    """How long a question may be worked on, and who watches. `left_out` collects what the time was too short for.
+    """How long a question may be worked on, and who watches. `left_out` collects what the time was too short for."""
 
-    `watch` is told what is going on, how much of how much is done, and the seconds of the best step so far.
-    """
-
-    def __init__(
-        self, seconds: float | None = None, watch: Callable[[str, int, int, float | None], None] | None = None
-    ):
+    def __init__(self, seconds: float | None = None, watch: Watch | None = None):
         self.seconds, self.watch = seconds, watch
         self.start = time.perf_counter()
         self.left_out: list[str] = []
+
+    @property
+    def of_time(self) -> Pace | None:
+        """This pace where the time is limited, for a part of a question of which only the whole is watched."""
+        return None if self.seconds is None else self
 
     @property
     def is_over(self) -> bool:

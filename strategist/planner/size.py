@@ -14,7 +14,7 @@ from strategist.planner.search import Found, Pace, Question, search
 from strategist.records import dataclass
 from strategist.rulebook.apply import family_of
 from strategist.space.grammar import layout
-from strategist.units import format_duration
+from strategist.units import DAY, LONGEST, as_flag, format_duration
 
 EIGHTHS = (5, 6, 7)
 """Eighths of the next power of two of nodes that are tried too where the most nodes that may be had are less than it."""
@@ -48,14 +48,16 @@ def sizes(gpus_per_node: int, most_nodes: int, *, parts: bool) -> tuple[tuple[in
 def looked_at(
     kind: Kind, deadline_s: float | None, pace: Pace | None = None, known: Sequence[Machines] = ()
 ) -> Iterator[Machines]:
-    """Machines of one kind with their runs: from the first size that may be in time, for as long as more are faster; and
+    """Machines of one kind with their runs: from the first size that may be in time, for as long as more are faster or none is in time; and
     sizes between the last that is too slow and the first in time. A `pace` counts as soon as some of those that are `known` by then are
-    in time: when its time has run out no further size is tried."""
+    in time: when its time has run out no further size is tried; who watches it hears of every size."""
     before: Machines | None = None
-    for below, size in zip((None, *kind.sizes[:-1]), kind.sizes, strict=True):
+    for number, (below, size) in enumerate(zip((None, *kind.sizes[:-1]), kind.sizes, strict=True)):
+        if pace is not None:
+            pace.tick(f"{size[0] * size[1]:,} x {kind.gpu}", number, len(kind.sizes), None if before is None else before.step_s)  # fmt: skip
         if not _may_do(kind, size, deadline_s):
             continue
-        own = pace if any(machines.in_time for machines in known) else None
+        own = pace.of_time if pace is not None and any(machines.in_time for machines in known) else None
         if own is not None and own.is_over:
             own.left_out.append(f"{size[0] * size[1]:,} and more x {kind.gpu}")
             return
@@ -64,13 +66,9 @@ def looked_at(
             continue
         yield found
         if below is not None and found.in_time and (before is None or not before.in_time):
-            yield from _between(kind, below, size, deadline_s, pace)
-        if (
-            _is_power(size[1])
-            and before is not None
-            and found.run_seconds >= before.run_seconds
-            and found.in_time <= before.in_time
-        ):
+            yield from _between(kind, below, size, deadline_s, pace and pace.of_time)
+        is_slower = before is not None and before.in_time and found.run_seconds >= before.run_seconds
+        if is_slower and _is_power(size[1]):
             return
         before = found
 
@@ -190,9 +188,16 @@ def answers(found: Sequence[Machines], deadline_s: float | None) -> Answers:
             f"Nothing that was looked at is in time; the fastest takes {words}.",
             flag="--deadline",
             value=None if deadline_s is None else format_duration(deadline_s),
-            hint="Give more --nodes, a later --deadline or another --gpu.",
+            hint=f"{_deadline_that_would_do(fastest)}more --nodes or another --gpu may be faster.",
         )
     return Answers(min(timely, key=lambda m: (m.gpus, m.run_seconds)), _cheapest(timely), fastest)
+
+
+def _deadline_that_would_do(fastest: Machines) -> str:
+    """The first round deadline that the fastest machines meet, as one writes it; nothing where it is beyond what can be said."""
+    if fastest.run_seconds > LONGEST - DAY:
+        return ""
+    return f"--deadline {as_flag(fastest.run_seconds)} would do; "
 
 
 def _cheapest(timely: Sequence[Machines]) -> Machines | None:

@@ -22,6 +22,7 @@ from strategist.document.estimate import (
 )
 from strategist.document.plan import Economics, Hint, Mesh, NumberFormats, Request, Stage, Strategy
 from strategist.errors import ImpossibleError
+from strategist.facts.calibration import Near
 from strategist.facts.hardware import Basis
 from strategist.facts.job import Job
 from strategist.facts.model import layer_sequence
@@ -77,15 +78,24 @@ def _intervals(name: str) -> Mapping[Place, Interval]:
     }
 
 
+def near_job(job: Job) -> tuple[Near, ...]:
+    """Those of its owner's errors that are of runs like a job, the nearest first."""
+    known = {Place(near.chip, near.framework, near.width): near for near in job.near}
+    return tuple(known[place] for place in neighbourhoods(job) if place in known)
+
+
 def interval(name: str, job: Job) -> Interval:
-    """The interval of a prediction by name: that of the nearest neighbourhood of a job that has runs, or of runs on any device."""
+    """The interval of a prediction by name: of a step that of its owner's nearest runs, if there are any; else that of the nearest
+    neighbourhood of a job that has published runs, or of runs on any device."""
+    for own in near_job(job) if name == "time" else ():
+        return Interval(own.low, own.high, "measured")
     known = _intervals(name)
     return next((known[place] for place in neighbourhoods(job) if place in known), known[ANYWHERE])
 
 
-def has_known_errors(chip: str) -> bool:
-    """Whether published runs on devices of this design were held against predictions."""
-    return Place(chip) in _intervals("time")
+def has_known_errors(job: Job) -> bool:
+    """Whether its owner's runs like a job, or published ones on devices of its design, were held against predictions."""
+    return bool(near_job(job)) or Place(job.cluster.slowest.gpu.chip) in _intervals("time")
 
 
 def outside_known_errors(job: Job) -> tuple[Hint, ...]:
@@ -94,7 +104,7 @@ def outside_known_errors(job: Job) -> tuple[Hint, ...]:
     if job.model.is_convolutional:
         text = "No published run of a network of convolutions is in the calibration: the interval of the step is that of language models on any device (docs/accuracy.md lists what ResNets took)."
         return (Hint(code="W_UNCALIBRATED", sentence=text),)
-    if device.vendor == "CPU" or has_known_errors(device.chip):
+    if device.vendor == "CPU" or has_known_errors(job):
         return ()
     text = f"Too few published runs on devices like {device.title} ({device.arch}, {device.chip}) were held against these formulas; the interval of the step is that of runs on other devices, and wider."
     return (Hint(code="W_UNCALIBRATED", sentence=text),)

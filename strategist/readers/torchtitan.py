@@ -30,6 +30,7 @@ from strategist.readers.foreign import (
     without,
 )
 from strategist.readers.script import Script, is_script, named_words, script_faults, script_of, started
+from strategist.reading import parse_toml, parser_of
 from strategist.records import replace
 
 Flags = Mapping[str, Any]
@@ -118,7 +119,7 @@ def _said_alone(says: Mapping[str, Any], flags: Flags, open_ones: tuple[Unsaid, 
 
 def _is_toml(source: Source) -> bool:
     """Whether a file is one that releases before 0.3 read."""
-    return source.path.endswith(".toml")
+    return parser_of(source.path, source.text) is parse_toml
 
 
 def _read_toml(source: Source, ranks: int | None) -> Foreign:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import stat
@@ -14,7 +15,7 @@ import pytest
 
 from strategist import writing
 from strategist.errors import InputError, InternalError
-from strategist.writing import write_file
+from strategist.writing import Written, made_folder, write_file, write_files
 from tests.cli.harness import PROGRAM, SMALL, Outcome, call, environment, plan_file, plan_text
 
 
@@ -94,6 +95,50 @@ def test_bad_targets(tmp_path: Path, make: Callable[[Path], str], code: str) -> 
     assert ran.error["code"] in code.split()
     assert ran.error["flag"] == "--out"
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
+def test_several_files_go_out_together_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    """Whichever of three files cannot be published, what stood there stands there, a link as a link, and nothing else does."""
+    (tmp_path / "b").symlink_to("elsewhere")
+    (tmp_path / "c").write_text("old", encoding="utf-8")
+    calls: list[str] = []
+    publish = writing._publish
+
+    def full(temporary: str, target: str, *, force: bool) -> None:
+        calls.append(target)
+        if len(calls) == fails_at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        publish(temporary, target, force=force)
+
+    monkeypatch.setattr(writing, "_publish", full)
+    files = [Written(str(tmp_path / name), f"new {name}", 0o755) for name in "abc"]
+    with pytest.raises(InternalError, match="No space left"):
+        write_files(files, "--out", force=True)
+    assert sorted(os.listdir(tmp_path)) == ["b", "c"]
+    assert (tmp_path / "b").is_symlink()
+    assert (tmp_path / "c").read_text(encoding="utf-8") == "old"
+    monkeypatch.undo()
+    write_files(files, "--out", force=True)
+    assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()} == {
+        n: f"new {n}" for n in "abc"
+    }
+
+
+def test_targets_of_emit_are_written_together(tmp_path: Path) -> None:
+    """One file that stands in the way stops all; a folder that was made for files that cannot be written is taken away."""
+    plan, folder = plan_file(tmp_path), tmp_path / "job"
+    folder.mkdir()
+    (folder / "train.py").write_text("mine", encoding="utf-8")
+    refused = call("emit", plan, "--to", "torchrun", "--out", str(folder), "--json")
+    assert (refused.error["code"], os.listdir(folder)) == ("E_EXISTS", ["train.py"])
+    with pytest.raises(RuntimeError), made_folder(str(tmp_path / "new"), "--out"):
+        raise RuntimeError
+    assert not (tmp_path / "new").exists()
+    assert call("emit", plan, "--to", "torchrun", "--out", str(folder), "--force").code == 0
+    assert len(os.listdir(folder)) > 1
 
 
 def test_folders_without_permission() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import PROGRAM, ROOT
+from strategist.cli import main, output
+from tests.cli.harness import PROGRAM, ROOT, runs_file
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +54,41 @@ def test_a_long_search_shows_how_far_it_is() -> None:
     for words in ("2/2", "layouts weighed", "best so far 12.8 s"):
         assert words in said
     assert on_terminal(sys.executable, "-c", SHOWN, "3600") == (0, "")
+
+
+class Seen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        """Somebody looks at it."""
+        return True
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("size", "--model", "gpt2", "--tokens", "1B", "--gpu", "l4", "--nodes", "1"),
+        ("sweep", "--model-size", "1B", "--nodes", "1"),
+        ("accuracy", "runs.csv"),
+    ],
+)
+def test_every_long_command_is_heard_of(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal each says how far it is, up to the end; with --json and elsewhere nobody is told, and the answer is the same."""
+    monkeypatch.chdir(tmp_path)
+    runs_file(tmp_path)
+    heard: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(output.Patience, "__call__", lambda _self, said, done, total, _best: heard.append((said, done, total)))  # fmt: skip
+    answers = []
+    for is_seen, more in ((False, ()), (True, ("--json",)), (True, ())):
+        seen = Seen() if is_seen else io.StringIO()
+        with redirect_stdout(io.StringIO()) as out, redirect_stderr(seen):
+            assert main([*words, *more]) == 0
+        answers.append(out.getvalue())
+        assert bool(heard) is (is_seen and not more)
+    assert answers[0] == answers[2]
+    assert all(0 <= done <= total for _, done, total in heard)
 
 
 def test_a_short_search_says_nothing() -> None:

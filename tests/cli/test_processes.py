@@ -63,16 +63,19 @@ def test_a_narrow_terminal() -> None:
 
 
 def test_interrupts() -> None:
-    """Ctrl-C ends a command with 130 and no traceback."""
+    """Ctrl-C ends a command with 130 and no traceback, and tells whoever reads JSON."""
     program = (
-        "import os, signal, threading, strategist.cli as cli\n"
+        "import os, signal, sys, threading, strategist.cli as cli\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background is born deaf to it
         "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         "cli._dispatch = lambda words: signal.pause()\n"
-        "raise SystemExit(cli.main([]))\n"
+        "raise SystemExit(cli.main(sys.argv[1:]))\n"
     )
     ran = completed((sys.executable, "-c", program))
     assert (ran.code, ran.out, ran.err) == (130, "", "")
+    ran = completed((sys.executable, "-c", program, "size", "--json"))
+    assert (ran.code, ran.error["code"], ran.err) == (130, "E_INTERRUPTED", "")
+    assert "strategist size" in ran.error["message"]
 
 
 def test_debugging_shows_the_traceback() -> None:

@@ -68,6 +68,43 @@ def test_tables_and_settings_are_read_from_standard_input(tmp_path: Path, monkey
         assert said.document["mesh"] == call("plan", flag, str(path), *kept, "--json").document["mesh"]
 
 
+AS_TOML = '# ours\ngpu = "h100-sxm-80gb"\ngpus_per_node = 8\nnodes = 2\n'
+AS_YAML = "---\ngpu: h100-sxm-80gb\ngpus_per_node: 8\nnodes: 2\n"
+
+
+@pytest.mark.parametrize("text", [AS_TOML, AS_YAML, AS_YAML.removeprefix("---\n")])
+def test_documents_in_yaml_and_toml_are_read_from_standard_input(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines, and a model's configuration, as in JSON."""
+    kept = ("--model", "llama-3.2-1b", "--pin", "dp=16", "--json")
+    in_json = piped(monkeypatch, FLAT.encode(), "plan", "--hardware", "-", *kept)
+    assert in_json.code == 0
+    assert piped(monkeypatch, text.encode(), "plan", "--hardware", "-", *kept).out == in_json.out
+    between = " = " if "=" in text else ": "
+    rows = (f"{key}{between}{json.dumps(value)}" for key, value in LLAMA.items() if value is not None)
+    said = piped(monkeypatch, "\n".join(rows).encode(), "predict", "--model-config", "-", "--hardware", "dgx-h100", "--strategy", "dp=8", "--json")  # fmt: skip
+    assert said.document["model"]["layers"] == LLAMA["num_hidden_layers"]
+
+
+def test_other_frameworks_files_are_read_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A framework's YAML and TOML say the same as from files."""
+    monkeypatch.chdir(tmp_path)
+    texts = {"a.yaml": "distributed_type: FSDP\nnum_processes: 8\n", "a.toml": "[training]\nlocal_batch_size = 1\n[parallelism]\ntensor_parallel_degree = 2\n"}  # fmt: skip
+    for name, text in texts.items():
+        Path(name).write_text(text, encoding="utf-8")
+        found = piped(monkeypatch, text.encode(), "validate", "-", "--json")
+        assert found.out.replace('"-"', f'"{name}"') == call("validate", name, "--json").out
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("{nodes: 1}", "E_JSON"), ("plain words", "E_JSON"), ("a = ", "E_TOML"), ("a: [", "E_YAML"), ("[[1, 2]]", "E_TYPE")],
+)  # fmt: skip
+def test_each_language_has_its_own_refusal(text: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What begins like JSON is held to JSON, and so on."""
+    found = piped(monkeypatch, text.encode(), "plan", "--model", "7B", "--hardware", "-", "--json")
+    assert (found.code, found.error["code"]) == (2, code)
+
+
 @pytest.mark.parametrize(
     ("stdin", "words", "code"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,9 +61,11 @@ def test_every_model_of_the_catalogue_is_built_to_size_or_refused_by_part() -> N
     refused = {shape.name: obstacles[0] for shape in shapes if (obstacles := model_obstacles(shape))}
     accepted = [shape for shape in shapes if shape.name not in refused]
     claimed = {"gpt2", "llama-3-8b", "mistral-7b-v0.3", "qwen3-8b", "starcoder2-7b", "mixtral-8x7b", "qwen3-30b-a3b"}
-    assert claimed | {"opt-13b", "olmoe-1b-7b", "deepseek-moe-16b", "glm-4.5"} <= {shape.name for shape in accepted}
+    assert claimed | {"opt-13b", "olmoe-1b-7b", "deepseek-moe-16b", "glm-4-9b"} <= {shape.name for shape in accepted}
     assert {shape.name: _size(shape) for shape in accepted} == {s.name: count(s).total for s in accepted}
     assert "mla" in refused["deepseek-v3"].sentence
+    assert all("router of sigmoids" in refused[name].sentence for name in ("glm-4.5", "glm-4.5-air", "minimax-m2"))
+    assert "sparse mixer" in refused["phi-3.5-moe"].sentence
     assert "pos = alibi" in refused["bloom-7b1"].sentence
     assert all(f"{name} (" in obstacle.sentence for name, obstacle in refused.items())
 
@@ -256,3 +260,15 @@ def test_counts_for_tracing_are_known_without_values(routing: str, counts: list[
         assert mixture(mode.from_tensor(tokens)[None]).shape == (1, 10, 32)
         with pytest.raises(DynamicOutputShapeException):
             scored(mode.from_tensor(tokens)[None])
+
+
+def test_configurations_whose_router_is_another_are_refused() -> None:
+    """Every mixture that transformers weighs by sigmoids, or samples from, is refused where the rest of it could be built, and those of a softmax are not
+    refused for their router."""
+    spec = find_spec("transformers")
+    assert spec is not None and spec.origin is not None
+    for name in ("dots1", "exaone_moe", "glm4_moe", "hy_v3", "minimax_m2", "solar_open", "phimoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "granitemoe", "dbrx", "mellum"):  # fmt: skip
+        text = (Path(spec.origin).parent / f"models/{name}/modeling_{name}.py").read_text(encoding="utf-8")
+        is_other = "sparsemixer" in text or "e_score_correction_bias" in text
+        assert bool(model_obstacles(tiny_mixtral(family=name))) is is_other, name
+        assert not model_obstacles(tiny_llama(family=name))

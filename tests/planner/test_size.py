@@ -25,7 +25,7 @@ from strategist.planner.goodput import best_interval, goodput, progress
 from strategist.planner.largest import halved
 from strategist.planner.size import evenly, sizes
 from strategist.sizing import Wanted, largest_that_fits, sized
-from strategist.units import format_duration
+from strategist.units import LONGEST, as_flag, format_duration, parse_duration
 from tests.cli.harness import call
 from tests.strategies import machine
 
@@ -255,6 +255,26 @@ def test_a_deadline_that_nothing_meets_is_answered_with_the_fastest_that_was_see
     largest_of_all = max(without["looked_at"], key=lambda machines: machines["gpus"])
     told = " ".join(refused.err.split())
     assert f"{format_duration(largest_of_all['run_seconds'])} on {largest_of_all['gpus']} x l4" in told
+
+
+@pytest.mark.parametrize("deadline", ["1min", "6d"])
+def test_a_deadline_that_would_do_is_named(deadline: str) -> None:
+    """The refusal names a deadline that is met when it is given, and that is no more than a tenth beyond the run."""
+    question = ("size", "--model", "gpt2", "--tokens", "100B", "--gpu", "l4", "--nodes", "2", "--json")
+    refused = call(*question, "--deadline", deadline)
+    assert refused.code == 3
+    named = re.search(r"--deadline (\w+) would do", refused.error["hint"])
+    assert named is not None
+    done = call(*question, "--deadline", named[1])
+    assert done.code == 0
+    assert done.document["deadline_s"] < 1.12 * done.document["fastest"]["run_seconds"]
+
+
+@given(seconds=st.floats(1e-3, LONGEST - DAY))
+def test_a_duration_as_a_flag_is_long_enough_and_read(seconds: float) -> None:
+    """What is printed is read as no less, and as little more."""
+    said = parse_duration(as_flag(seconds), "--deadline")
+    assert seconds <= said <= max(seconds + 1, 1.12 * seconds)
 
 
 @pytest.mark.parametrize(
