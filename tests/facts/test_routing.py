@@ -27,6 +27,7 @@ def test_what_is_expected_is_the_mean_over_every_choice(moe: Moe, parts: int) ->
     """In any number of parts, whether or not it divides groups or experts."""
     every = routing.called(moe.experts, moe.top_k, moe.groups, moe.top_groups, parts)
     assert called(moe, parts) == pytest.approx(float(every), rel=1e-12)
+    assert routing.expected(moe, parts) == pytest.approx(float(every), rel=1e-12)
 
 
 @given(
