@@ -429,7 +429,8 @@ def _occupied(job: Job, group: Group, work: _Work, sends: Sends, ports: Ports | 
         for name, seconds in zip(("elementwise", "matmul"), _compression(job, group), strict=True):
             busy[name] = busy[name] + seconds
     every = total_of((*busy.values(), *(exposed[axis] for axis in WITHIN if axis in exposed)))
-    waits = waited_for(group, every / micro, work.pass_seconds("forward"), _weight_seconds(job, work))
+    alone = every + hidden["ep"] if "ep" in hidden else every  # while stages wait there is no opposite pass
+    waits = waited_for(group, alone / micro, work.pass_seconds("forward"), _weight_seconds(job, work))
     return _Occupied(group, busy, exposed, hidden, every, micro, waits)
 
 

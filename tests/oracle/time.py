@@ -232,8 +232,9 @@ def _bubble(layout: Layout, per_micro: Sequence[float]) -> float:
 def _waited_for(job: Job, layout: Layout, stage: Stage) -> float:
     """Seconds of one micro-batch that stages wait for and idle: all of it, but under ZB-H1, which makes the gradients of weights in the
     time that it would have idled (T_F + T_B - T_W: once gone and once filled), and under ZBV, whose stages wait for gradients of inputs
-    alone (T_B). Under DualPipeV two things can be last: T_F twice and T_B, or T_B twice and all but one of the stages' T_F."""
-    seconds = stage.seconds(layout["accumulation"]) / layout["accumulation"]
+    alone (T_B). Under DualPipeV two things can be last: T_F twice and T_B, or T_B twice and all but one of the stages' T_F. Nothing of experts is
+    hidden meanwhile: only one of both passes runs."""
+    seconds = (stage.seconds(layout["accumulation"]) + stage.hidden["ep"]) / layout["accumulation"]
     products = stage.compute["matmul"].backward / (1 + job.trainable)
     ahead, weights = sum(term.forward for term in stage.compute.values()), job.trainable * products
     inputs = seconds - ahead - weights
