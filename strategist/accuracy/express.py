@@ -30,7 +30,9 @@ from strategist.facts.profile import (
     Profile,
     as_made,
     find_profile,
+    merges_copies,
     profile_of,
+    with_dispatcher,
     with_frozen_base,
     with_habits,
 )
@@ -51,6 +53,11 @@ torchao/testing/training/roofline_utils.py, get_tensor_memory_traffic_ovhd_s."""
 _LONGEST = re.compile(r"longest example (\d+) tokens")
 _ENGINE = re.compile(r"\bTE\b")
 """Transformer Engine's modules, named among the techniques of a run."""
+_HIDES_EXPERTS = re.compile(
+    r"\boverlap_moe_expert_parallel_comm\b|\bep[ -](?:comm(?:unication)? )?overlap\b", re.IGNORECASE
+)
+"""Traffic of experts behind passes over other micro-batches (NVIDIA/Megatron-LM: overlap_moe_expert_parallel_comm)."""
+_DISPATCHES_FP8 = re.compile(r"\bfp8[ -]dispatch", re.IGNORECASE)
 _MEGATRON = re.compile(r"megatron|neox|largescale")
 """Frameworks whose own kernels DeepSpeed drives."""
 _WRITTEN_OUT = re.compile(r"^(?:eager|math|standard|naive|vanilla|native|none|no)\b")
@@ -198,13 +205,14 @@ def _profile(run: Run, machines: Machines) -> Profile:
     plain = profile.kernels.name if profile.name == ZERO_3 else "eager-composite"
     kernels = fused if compiles is None else "compiled" if compiles else plain
     hides: tuple[Hides, ...] = ("tensor",) if "async" in detail.lower() else ()
+    overlaps, fp8 = (bool(words.search(detail)) for words in (_HIDES_EXPERTS, _DISPATCHES_FP8))
+    profile = with_dispatcher(profile, merges=merges_copies(detail), fp8=fp8, overlaps=overlaps)
     return with_habits(
         profile,
         kernels=kernels,
         attention=_attention(run, profile),
         hides=hides,
         redoes=_redoes(run),
-        merges_copies="DeepEP" in detail,
         cast_bytes=next((moved for word, moved in _SCALED if word in run.get("precision", "")), None),
         light="half-blocks" if _halves(run) else None,
     )

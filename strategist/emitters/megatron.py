@@ -273,6 +273,9 @@ def _experts(model: ModelShape) -> Iterator[Argument]:
     yield "--num-experts", str(model.moe.experts)
     yield "--moe-router-topk", str(model.moe.top_k)
     yield "--moe-ffn-hidden-size", str(model.moe.ffn)
+    if model.moe.groups > 1:
+        yield "--moe-router-num-groups", str(model.moe.groups)
+        yield "--moe-router-group-topk", str(model.moe.top_groups)
     yield "--moe-token-dispatcher-type", "alltoall"
     if model.moe.shared_ffn:
         yield "--moe-shared-expert-intermediate-size", str(model.moe.shared_ffn)

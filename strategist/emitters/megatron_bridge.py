@@ -30,7 +30,7 @@ SAME_NAME: Mapping[str, tuple[str, ...]] = {
         "--ffn-hidden-size", "--num-attention-heads", "--kv-channels", "--num-query-groups", "--normalization",
         "--position-embedding-type", "--vocab-size", "--add-qkv-bias", "--qk-layernorm", "--moe-router-topk",
         "--moe-ffn-hidden-size", "--moe-token-dispatcher-type", "--moe-shared-expert-intermediate-size",
-        "--attention-dropout", "--hidden-dropout",
+        "--moe-router-num-groups", "--moe-router-group-topk", "--attention-dropout", "--hidden-dropout",
     ),
     "train": ("--micro-batch-size", "--global-batch-size"),
     "optimizer": ("--optimizer", "--clip-grad", "--adam-beta1", "--adam-beta2", "--sgd-momentum", "--weight-decay"),

@@ -109,6 +109,8 @@ def _odd_experts(moe: Moe) -> Iterator[str]:
     yield from (
         f"moe.{name} = {value}" for name in ("latent", "router_bias", "expert_bias") if (value := getattr(moe, name))
     )
+    if moe.groups > 1:
+        yield f"moe.groups = {moe.groups}"
     if moe.ffn < 1 or not 1 <= moe.top_k <= moe.experts:
         yield f"{moe.top_k} of {moe.experts} experts of width {moe.ffn}"
 

@@ -38,7 +38,7 @@ class GroupLink:
 
 class GroupColumns(NamedTuple):
     """The fields of GroupLink, one row per group; `tier` is an index into the tiers, -1 for groups of one. Groups that `leave` have members
-    on several nodes, whose ports they use."""
+    on several nodes, whose ports they use: `inside` of them on each, and `between_Bps` is what an all-to-all gets of tiers between nodes alone."""
 
     Bps: Reals
     tier: Column
@@ -50,6 +50,8 @@ class GroupColumns(NamedTuple):
     send_Bps: Reals
     fill_s: Reals
     leave: Mask
+    between_Bps: Reals
+    inside: Column
 
 
 def members_within(size: Column, stride: Column, span: int) -> Column:
@@ -84,14 +86,15 @@ def group_columns(tiers: tuple[Tier, ...], size: Column, stride: Column) -> Grou
     """What many axes get at once: `size` and `stride` are integer columns of one length."""
     size, stride = np.asarray(size, np.int64), np.asarray(stride, np.int64)
     found = _nothing(len(size))
-    below = np.ones_like(size)
+    below = inside = np.ones_like(size)
     for index, tier in enumerate(tiers):
         within = members_within(size, stride, tier.span)
         crossed = within > below
         found = _narrowed(found, index, crossed, _at_tier(tier, _Place(size, stride, below, within)))
         below = within
+        inside = inside if level_of(tier.kind) == NETWORK else within
     fixed = _fixed_cost(tiers, size, stride)
-    return found._replace(latency_s=np.where(size > 1, found.latency_s + fixed, 0.0))
+    return found._replace(latency_s=np.where(size > 1, found.latency_s + fixed, 0.0), inside=inside)
 
 
 class _Place(NamedTuple):
@@ -116,6 +119,8 @@ def _nothing(rows: int) -> GroupColumns:
         free,
         np.zeros(rows),
         np.zeros(rows, np.bool_),
+        free,
+        np.ones(rows, np.int64),
     )
 
 
@@ -133,6 +138,8 @@ def _narrowed(found: GroupColumns, index: int, crossed: Mask, here: GroupColumns
         send_Bps=np.where(crossed, np.minimum(here.send_Bps, found.send_Bps), found.send_Bps),
         fill_s=found.fill_s + np.where(crossed, here.fill_s, 0.0),
         leave=found.leave | (crossed & here.leave),
+        between_Bps=np.where(crossed, np.minimum(here.between_Bps, found.between_Bps), found.between_Bps),
+        inside=found.inside,
     )
 
 
@@ -150,6 +157,8 @@ def worse(one: GroupColumns, other: GroupColumns) -> GroupColumns:
         send_Bps=np.minimum(one.send_Bps, other.send_Bps),
         fill_s=np.maximum(one.fill_s, other.fill_s),
         leave=one.leave | other.leave,
+        between_Bps=np.minimum(one.between_Bps, other.between_Bps),
+        inside=np.minimum(one.inside, other.inside),
     )
 
 
@@ -160,6 +169,7 @@ def _at_tier(tier: Tier, place: _Place) -> GroupColumns:
     ring, reduce, exchange, in_switch, fill = shares.T
     nominal = rate if tier.cuts else below * tier.device_Bps
     reduced = np.where((within == size) | (in_switch == 0), reduce, ring)
+    exchanged, leaves = _exchange_rate(tier, place, nominal) * exchange, level_of(tier.kind) == NETWORK
     return GroupColumns(
         Bps=nominal,
         tier=np.zeros_like(size),
@@ -167,10 +177,12 @@ def _at_tier(tier: Tier, place: _Place) -> GroupColumns:
         domains=-(-size // below),
         ring_Bps=nominal * ring,
         all_reduce_Bps=nominal * reduced,
-        all_to_all_Bps=_exchange_rate(tier, place, nominal) * exchange,
+        all_to_all_Bps=exchanged,
         send_Bps=(nominal if tier.port_Bps is None else np.minimum(nominal, tier.port_Bps)) * ring,
         fill_s=fill,
-        leave=np.full(len(size), level_of(tier.kind) == NETWORK),
+        leave=np.full(len(size), leaves),
+        between_Bps=exchanged if leaves else np.full(len(size), np.inf),
+        inside=below,
     )
 
 

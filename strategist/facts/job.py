@@ -8,13 +8,16 @@ from strategist.facts.calibration import Factor, Near, Part, on_parts
 from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import count, hidden_matrices
-from strategist.facts.profile import Formats, Profile
+from strategist.facts.profile import BYTES, Formats, Profile
 from strategist.facts.workload import Workload
 from strategist.records import dataclass
 
 MAX_HEADROOM = 0.5
 
 
+SCALED_FP8 = 1.0 + 4.0 / 128.0
+"""Bytes of an element in fp8 beside those of its scale: one in fp32 for 128 of them (DeepSeek-AI 2024, arXiv 2412.19437, section 3.3.2), or a byte for
+32 of them (MXFP8)."""
 CAST_WIDTHS: Mapping[str, float] = {"fp8": 1.0, "fp4": 0.5625}
 """Bytes per element: four bits and a scale of one byte for 16 elements in fp4 (NVIDIA 2025, arXiv 2509.25149, section 3)."""
 
@@ -73,6 +76,13 @@ class Job:
     def cast_width(self) -> float:
         """Bytes that one element of a matrix' input takes once it is cast to fp8 or fp4; 0 where nothing is cast."""
         return CAST_WIDTHS.get(self.workload.precision, 0.0) if self.profile.casts_fp8 else 0.0
+
+    @property
+    def exchange_width(self) -> float:
+        """Bytes of one element of a token on its way to an expert or back, on average: half of the ways lead there, in forward and in backward, and
+        may be in fp8 with a scale for every few elements (DeepSeek-AI 2024, arXiv 2412.19437, section 3.3.3: both, and results as they are)."""
+        width = BYTES[self.formats.compute]
+        return (min(width, SCALED_FP8) + width) / 2.0 if self.profile.dispatches_fp8 else width
 
     @property
     def casts_apart(self) -> bool:

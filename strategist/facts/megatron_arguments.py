@@ -149,6 +149,7 @@ def _with_experts(config: Config, shape: ModelShape) -> ModelShape:
         config,
         "--num-experts",
         chosen_key="--moe-router-topk",
+        group_keys=("--moe-router-num-groups", "--moe-router-group-topk"),
         ffn=config.optional("--moe-ffn-hidden-size", high=MAX_FFN) or shape.ffn_hidden,
         shared_ffn=shared,
         shared_gate=bool(shared) and "--moe-shared-expert-gate" in config.values,

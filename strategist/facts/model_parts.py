@@ -12,7 +12,8 @@ class Moe:
     """Routed experts. `ffn` is the hidden width of one expert, `shared_ffn` the total width of the shared ones.
 
     `layers` of the layers have experts: the last ones after `first_dense` dense ones, spread evenly. `latent` is the
-    width the experts work in where it is not the model's (0: it is).
+    width the experts work in where it is not the model's (0: it is). With `groups` of neighbouring experts a router chooses `top_groups` of
+    these first, then experts among theirs.
     """
 
     experts: int
@@ -25,6 +26,8 @@ class Moe:
     router_bias: bool = False
     expert_bias: bool = False
     latent: int = 0
+    groups: int = 1
+    top_groups: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

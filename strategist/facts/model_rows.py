@@ -191,6 +191,8 @@ def _moe(row: Row) -> Moe | None:
         router_bias=row.get("moe_router_bias", False),
         expert_bias=row.get("moe_expert_bias", False),
         latent=row.get("moe_latent", 0),
+        groups=row.get("moe_groups", 1),
+        top_groups=row.get("moe_top_groups", 1),
     )
 
 

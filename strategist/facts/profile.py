@@ -69,7 +69,7 @@ class Kernels:
 
 
 Attention = Literal["flash1", "flash", "cudnn", "sdpa", "unfused"]
-Hides = Literal["gradients", "weights", "updates", "tensor", "pipeline"]
+Hides = Literal["gradients", "weights", "updates", "tensor", "pipeline", "experts"]
 Light = Literal["elementwise", "attention", "alternate", "half-blocks"]
 Sends = Literal["whole", "shards", "turns"]
 Updates = Literal["whole", "tensors", "ranks"]
@@ -86,12 +86,13 @@ class Profile:
     """One framework's habits. `has_units` says that weights lie in units of fully_shard or replicate below ZeRO-2 too, and
     that pipelines hold a receive buffer per micro-batch, not per message; `hides` says which
     traffic runs behind compute (gradients and weights of data parallelism, weights updated under ZeRO-1, collectives of cut products, sends of
-    interleaved stages); `replicas_wait` that replicas average gradients after the last micro-batch, not after each; `accumulates_whole` that sharded gradients are whole
+    interleaved stages, tokens of one micro-batch for their experts behind the opposite pass over another); `replicas_wait` that replicas average gradients after the last micro-batch, not after each; `accumulates_whole` that sharded gradients are whole
     until then, in the compute format and of frozen weights too (FSDP under no_sync); `light` what selective recompute runs again (`alternate`: memory-bound
     kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them, or `turns`: a tp-th, one message after the other; `updates` whether ZeRO-1 gathers new weights whole, or
     broadcasts them tensor by tensor or rank by rank; `adds_terms` whether gradients of weights that ranks of tp hold whole are added up
     weight by weight, with their unit where there are units, or all in one message a step;
-    `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
+    `merges_copies` that copies of a token for experts of one rank travel once, and between nodes those for one node; `dispatches_fp8` that tokens and gradients
+    of what experts gave travel to the experts in fp8, as a run says; `casts_fp8` that matrices run in fp8 where
     asked, `gathers_fp8` that what cut matrices read is cast before it is gathered, `casts_apart` that each matrix casts in
     kernels of their own, forward and backward; `gradient_passes` times the update moves gradients beside its own reading (their norm, and their limit where that is no part of the update's kernel),
     `pads_vocabulary` that the head is made a multiple of 64 numbers wide, `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
@@ -138,6 +139,7 @@ class Profile:
     source: str
     redoes: tuple[str, ...] = ()
     launches_wait: bool = False
+    dispatches_fp8: bool = False
     host_gradient_bytes: float = 0.0
 
     def formats_for(self, precision: str) -> Formats:
@@ -206,12 +208,10 @@ def with_habits(
     attention: Attention | None = None,
     hides: tuple[Hides, ...] = (),
     redoes: tuple[str, ...] = (),
-    merges_copies: bool = False,
     cast_bytes: float | None = None,
     light: Light | None = None,
 ) -> Profile:
-    """The profile under other kernels, another attention, more overlap, another recomputation or a leaner dispatch to
-    experts, as a run states them; with `cast_bytes`, under scales of their own per row, which are found after the gather."""
+    """The profile under other kernels, another attention, more overlap or another recomputation, as a run states them; with `cast_bytes`, under scales of their own per row, which are found after the gather."""
     keeping = profile.keeping
     if kernels == "compiled":  # what is bound by memory is computed again in backward, inside the kernels that need it
         keeping = replace(keeping, activated=False, rms_bytes=0.0)
@@ -228,9 +228,25 @@ def with_habits(
         attention=attention or profile.attention,
         hides=(*profile.hides, *hides),
         redoes=redoes,
-        merges_copies=profile.merges_copies or merges_copies,
         light=light or profile.light,
     )
+
+
+def with_dispatcher(profile: Profile, *, merges: bool = False, fp8: bool = False, overlaps: bool = False) -> Profile:
+    """The profile with leaner ways to experts, as a run states them: copies for one node sent once, tokens in fp8, both ways behind passes over other
+    micro-batches."""
+    return replace(
+        profile,
+        merges_copies=profile.merges_copies or merges,
+        dispatches_fp8=profile.dispatches_fp8 or fp8,
+        hides=(*profile.hides, "experts") if overlaps else profile.hides,
+    )
+
+
+def merges_copies(said: str) -> bool:
+    """Whether some words name a dispatcher that sends copies of a token for one node there once."""
+    words = "".join(letter for letter in said.lower() if letter.isalnum())
+    return any(row["merges_copies"] and row["word"] in words for row in rows("dispatchers"))
 
 
 def with_frozen_base(profile: Profile, *, adapts_all: bool = False) -> Profile:

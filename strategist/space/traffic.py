@@ -16,8 +16,9 @@ import numpy as np
 from strategist.columns import on_stages, stage_by_stage
 from strategist.facts.job import Job
 from strategist.facts.layers import norm_size
-from strategist.facts.model import ModelShape
+from strategist.facts.model import ModelShape, Moe
 from strategist.facts.profile import BYTES
+from strategist.facts.routing import called_on
 from strategist.facts.runs import BREADTH_FIRST
 from strategist.facts.tables import ID_BYTES
 from strategist.facts.tensors import ddp_buckets
@@ -46,13 +47,14 @@ from strategist.space.stages import kinds, last_sorts
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send"]
 Axis = Literal["tp", "cp", "ep", "pp", "dp"]
-Hidden = Literal["nothing", "forward", "backward", "attention", "matmul", "compute"]
+Hidden = Literal["nothing", "forward", "backward", "attention", "matmul", "compute", "pairs"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traffic:
     """One kind of collective. `payload_CS` bytes, `count_CS` times per step, among the ranks of `place`; `behind` names
-    the compute of the same stage that it may overlap with. A payload is sent in `pieces_CS` collectives, one after the other."""
+    the compute of the same stage that it may overlap with (`pairs`: that of the opposite pass over another micro-batch). A payload is sent in `pieces_CS` collectives, one after the other. Copies of a token
+    that call on experts of one node travel there once where `merges` names the experts."""
 
     axis: Axis
     op: Op
@@ -61,6 +63,7 @@ class Traffic:
     place: Place
     behind: Hidden
     pieces_CS: Reals | float = 1.0
+    merges: Moe | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -419,25 +422,18 @@ def _apart(c: Candidates, every: tuple[Traffic, ...]) -> tuple[Traffic, ...]:
 
 def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Tokens go to their experts and come back, forward and backward (GShard: Lepikhin et al. 2020, arXiv 2006.16668). Our ranks that
-    cut the same experts each send all of them. All wait for the rank whose experts get most."""
+    cut the same experts each send all of them. All wait for the rank whose experts get most. Where copies are merged, a rank gets one of each
+    token that calls on its experts."""
     moe, c = job.model.moe, group.candidates
     if moe is None:
         return ()
-    rows = tokens(job, c) / (routed_cut(c) if job.profile.has_units else sequence_cut(c)) * moe.top_k
-    copies = rows * _distinct(job, c) * crowding(job, c)
-    sent = _per_stage(group, copies * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
+    merges = job.profile.merges_copies
+    rows = tokens(job, c) / (routed_cut(c) if job.profile.has_units else sequence_cut(c))
+    copies = rows * (called_on(moe, c["ep"]) if merges else moe.top_k) * crowding(job, c)
+    sent = _per_stage(group, copies * (moe.latent or job.model.hidden) * job.exchange_width)
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
-    return (Traffic("ep", "all_to_all", sent, 2.0 * _exchanges(job, group, is_moe), "ep", "nothing"),)
-
-
-def _distinct(job: Job, c: Candidates) -> Reals:
-    """The share of a token's copies that travel where copies for experts of one rank are merged: with top_k balanced
-    choices over ep ranks ep (1 - (1 - 1/ep)^top_k) of them differ (DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2)."""
-    moe, ep = job.model.moe, c["ep"].astype(np.float64)
-    if moe is None or not job.profile.merges_copies:
-        return np.ones(len(c))
-    share: Reals = ep * (1.0 - (1.0 - 1.0 / ep) ** moe.top_k) / moe.top_k
-    return share
+    times = 2.0 * _exchanges(job, group, is_moe)
+    return (Traffic("ep", "all_to_all", sent, times, "ep", "nothing", merges=moe if merges else None),)
 
 
 def _pipeline(job: Job, group: Group) -> Iterator[Traffic]:

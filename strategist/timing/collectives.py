@@ -12,9 +12,11 @@ from functools import cache, reduce
 
 import numpy as np
 
-from strategist.columns import remembered
+from strategist.columns import Column, remembered
 from strategist.facts.groups import GroupColumns, group_bandwidth, group_columns, worse
 from strategist.facts.hardware import Cluster, PacedCluster
+from strategist.facts.model_parts import Moe
+from strategist.facts.routing import called_on, copies_for_nodes
 from strategist.facts.tier import Tier
 from strategist.facts.tiers import tiers, tiers_by_kind
 from strategist.records import dataclass
@@ -65,21 +67,41 @@ def leaving(cluster: Cluster, place: Place, meshes: Candidates) -> Mask:
 
 
 @remembered
+def merged_seconds(cluster: Cluster, moe: Moe, meshes: Candidates) -> Reals:
+    """Seconds per byte, (M,), of an exchange of tokens with their experts in which copies for one node travel between nodes once, and there on to
+    each rank; a byte is one of the copies that ranks get. Both go on at once, so that the longer counts (DeepSeek-AI 2024, arXiv 2412.19437, section
+    3.2.2; deepseek-ai/DeepEP: README.md, kernels that forward from one domain to the other)."""
+    own = links(cluster, meshes)
+    n, link, ranks = own.sizes["ep"], own.columns["ep"], meshes["ep"]
+    inside, nodes = link.inside.astype(np.float64), n / link.inside
+    within = _columns(cluster, link.inside, np.ones_like(link.inside)).all_to_all_Bps
+    forwarded = (inside - 1.0) / inside / within
+    copies = copies_for_nodes(moe, ranks, nodes.astype(np.int64)) / called_on(moe, ranks)
+    arriving: Reals = copies * (n - 1.0) / n / link.between_Bps
+    return np.maximum(forwarded, arriving)
+
+
+@remembered
 def links(cluster: Cluster, meshes: Candidates) -> Links:
-    """The links of some meshes, one row each. On nodes of several kinds a group gets what the worst of them lets it have, but where
-    one kind sets the pace, inside a node what that one does."""
+    """The links of some meshes, one row each."""
     ranks = every_rank(meshes)
     sizes = np.concatenate([each.size for each in ranks.values()])
     strides = np.concatenate([each.stride for each in ranks.values()])
+    every, rows = _columns(cluster, sizes, strides), len(meshes)
+    parts = [GroupColumns._make(column[i * rows : (i + 1) * rows] for column in every) for i in range(len(ranks))]
+    floats = {place: each.size.astype(np.float64) for place, each in ranks.items()}
+    return Links(floats, dict(zip(ranks, parts, strict=True)))
+
+
+def _columns(cluster: Cluster, sizes: Column, strides: Column) -> GroupColumns:
+    """What groups get. On nodes of several kinds that is what the worst of them lets it have, but where one kind sets the pace, inside a node
+    what that one does."""
     by_kind = {kind: group_columns(own, sizes, strides) for kind, own in tiers_by_kind(cluster).items()}
     every = reduce(worse, by_kind.values())
     if isinstance(cluster, PacedCluster):
         pairs = zip(every, by_kind[cluster.pace], strict=True)
         every = GroupColumns._make(np.where(every.leave, between, inside) for between, inside in pairs)
-    rows = len(meshes)
-    parts = [GroupColumns._make(column[i * rows : (i + 1) * rows] for column in every) for i in range(len(ranks))]
-    floats = {place: each.size.astype(np.float64) for place, each in ranks.items()}
-    return Links(floats, dict(zip(ranks, parts, strict=True)))
+    return every
 
 
 def _op_costs(op: Op, n: Reals, link: GroupColumns) -> tuple[Reals, Reals]:

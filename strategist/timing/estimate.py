@@ -28,7 +28,7 @@ from strategist.space.traffic import (
     unit_collectives,
 )
 from strategist.timing.calibrated import LONGEST_NS, counted, least_factor, scaled
-from strategist.timing.collectives import FULL_BYTES, costs, leaving
+from strategist.timing.collectives import FULL_BYTES, costs, leaving, merged_seconds
 from strategist.timing.compute import COMPUTE_TERMS, Compute
 from strategist.timing.mixed import paced_jobs
 from strategist.timing.optimizer import offload_seconds, update_seconds
@@ -201,6 +201,10 @@ def mfu(job: Job, step_seconds: float) -> float:
     return model_FLOP(job) / (step_seconds * peak) if peak else 0.0
 
 
+BOTH_PASSES: tuple[Hidden, ...] = ("compute", "pairs")
+"""Covers that are all compute of a micro-batch."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Work:
     """Seconds per micro-batch and stage, (C, S), by term: both passes, and the recomputed share of the first. `leads` are those that the
@@ -221,7 +225,7 @@ class _Work:
         """Compute seconds over one micro-batch that traffic of one sort may run behind."""
         if behind in ("attention", "matmul"):
             return total_of(part[behind] for part in (self.forward, self.backward, self.again))
-        if behind == "compute":
+        if behind in BOTH_PASSES:
             return self.pass_seconds("forward") + self.pass_seconds("backward")
         return self.pass_seconds(behind)
 
@@ -229,7 +233,7 @@ class _Work:
         """The part of that window in either pass."""
         if behind in ("forward", "backward"):
             return {behind: 1.0}
-        ahead = self.pass_seconds("forward") if behind == "compute" else self.forward[behind]
+        ahead = self.pass_seconds("forward") if behind in BOTH_PASSES else self.forward[behind]
         window = self.window(behind)
         part = np.divide(ahead, window, out=np.zeros_like(window), where=window > 0)
         return {"forward": part, "backward": 1.0 - part}
@@ -425,7 +429,8 @@ def _occupied(job: Job, group: Group, work: _Work, sends: Sends, ports: Ports | 
         for name, seconds in zip(("elementwise", "matmul"), _compression(job, group), strict=True):
             busy[name] = busy[name] + seconds
     every = total_of((*busy.values(), *(exposed[axis] for axis in WITHIN if axis in exposed)))
-    waits = waited_for(group, every / micro, work.pass_seconds("forward"), _weight_seconds(job, work))
+    alone = every + hidden["ep"] if "ep" in hidden else every  # while stages wait there is no opposite pass
+    waits = waited_for(group, alone / micro, work.pass_seconds("forward"), _weight_seconds(job, work))
     return _Occupied(group, busy, exposed, hidden, every, micro, waits)
 
 
@@ -450,6 +455,8 @@ def _seconds_CS(network: Cluster, group: Group, item: Traffic) -> Reals:
     """Seconds per step of one kind of collective, (C, S)."""
     every, at = costs(network, item.op, item.place, group.every_mesh), group.mesh_at[group.mesh_of]
     latency, fill, per_byte = (cost.take(at)[:, None] for cost in every)
+    if item.merges is not None:
+        per_byte = merged_seconds(network, item.merges, group.every_mesh).take(at)[:, None]
     full = np.minimum(item.pieces_CS, item.payload_CS / FULL_BYTES)
     return item.count_CS * (item.pieces_CS * latency + full * fill + item.payload_CS * per_byte)
 
@@ -591,6 +598,8 @@ def _behind(job: Job, item: Traffic) -> Hidden:
         return "matmul" if "tensor" in hides and item.op in ("all_gather", "reduce_scatter") else "nothing"
     if item.axis == "pp":
         return "compute" if "pipeline" in hides else "nothing"
+    if item.axis == "ep":
+        return "pairs" if "experts" in hides else "nothing"
     if item.axis == "dp" and item.behind == "nothing":
         return "forward" if "updates" in hides else "nothing"
     if item.axis == "dp":
@@ -600,15 +609,26 @@ def _behind(job: Job, item: Traffic) -> Hidden:
 
 
 def _first_piece(group: Group, behind: Hidden) -> Reals:
-    """The share of the traffic that nothing runs beside: one layer's, one of tp pieces of a product, or the sends of
-    every chunk where there is one chunk a stage and its neighbour waits for it, (C, S)."""
+    """The share of the traffic that nothing runs beside: one layer's, one of tp pieces of a product, the sends of
+    every chunk where there is one chunk a stage and its neighbour waits for it, or that of passes without an opposite one, (C, S)."""
     c = group.candidates
     one_layer: Reals = (1.0 / np.maximum(1, group.layers_SK.sum(axis=1)))[None, :]
     if behind == "matmul":
         return (1.0 / c["tp"])[:, None]
+    if behind == "pairs":
+        return _alone(c)[:, None]
     if behind == "compute":
         return np.where(c["virtual_stages"][:, None] > 1, one_layer, 1.0)
     return one_layer
+
+
+def _alone(c: Candidates) -> Reals:
+    """The share of the forward passes of a stage's chunks before its first backward pass, and as many behind the last: one, and on every rank of
+    interleaved stages pp for all chunks but the last (NVIDIA/Megatron-LM d98e8a6: megatron/core/pipeline_parallel/schedules.py,
+    get_pp_rank_microbatches with overlap_moe_expert_parallel_comm, on the last rank; others wait while they have more)."""
+    first = (c["virtual_stages"] - 1) * c["pp"] + 1.0
+    share_alone: Reals = np.minimum(1.0, first / (c["accumulation"] * c["virtual_stages"]))
+    return share_alone
 
 
 def _weight_seconds(job: Job, work: _Work) -> Reals:

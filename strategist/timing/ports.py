@@ -15,8 +15,8 @@ Pass = Literal["forward", "backward"]
 Shares = Mapping[Pass, Reals | float]
 """The part of some seconds in either pass."""
 
-IN_TURN: tuple[Hidden, ...] = ("matmul", "attention", "compute", "forward", "backward")
-"""Covers in the order in which their traffic gets the ports. What a layer or a stage at work waits for goes first (tp, cp, then pp); gathers and
+IN_TURN: tuple[Hidden, ...] = ("matmul", "attention", "pairs", "compute", "forward", "backward")
+"""Covers in the order in which their traffic gets the ports. What a layer or a stage at work waits for goes first (tp, cp, ep, then pp); gathers and
 reductions of dp, which are sent ahead or not waited for until the update, run behind what time is left."""
 
 

@@ -247,3 +247,20 @@ def test_weights_of_four_bits_take_time_to_unpack_and_less_room() -> None:
     whole, packed = judge([{**RUN, "id": task, "task": task} for task in ("lora", "qlora")])
     assert packed.step_s > whole.step_s
     assert packed.peak_bytes < whole.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("detail", "expected"),
+    [
+        ("flex dispatcher: HybridEP", (True, False, False)),
+        ("flex dispatcher: DeepEP; overlap_moe_expert_parallel_comm", (True, False, True)),
+        ("alltoall dispatcher; EP overlap", (False, False, True)),
+        ("DeepEP, FP8 dispatch", (True, True, False)),
+        ("interleaved, no expert parallelism", (False, False, False)),
+    ],
+)
+def test_a_row_names_how_tokens_get_to_experts(detail: str, expected: tuple[bool, bool, bool]) -> None:
+    """Its dispatcher, formats on the way and what the way hides behind, by the words of Megatron-Core and DeepEP."""
+    (one,) = judge([{**RUN, "framework": "Megatron-Core", "sharding_detail": detail}])
+    profile = one.job.profile
+    assert (profile.merges_copies, profile.dispatches_fp8, "experts" in profile.hides) == expected

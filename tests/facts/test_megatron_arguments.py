@@ -58,6 +58,8 @@ def written(shape: ModelShape) -> dict[str, str]:
         said |= {"--num-experts": str(moe.experts), "--moe-router-topk": str(moe.top_k)}
         said |= {"--moe-ffn-hidden-size": str(moe.ffn), "--moe-layer-freq": f"([0]*{dense}+[1]*{moe.layers})"}
         said |= {"--moe-shared-expert-intermediate-size": str(moe.shared_ffn)} if moe.shared_ffn else {}
+        if moe.groups > 1:
+            said |= {"--moe-router-num-groups": str(moe.groups), "--moe-router-group-topk": str(moe.top_groups)}
     return said
 
 

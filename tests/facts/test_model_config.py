@@ -388,6 +388,24 @@ def test_more_chosen_experts_than_there_are_is_refused() -> None:
     assert refused(config("mixtral-8x7b.json") | {"num_experts_per_tok": 9}).code == "RANGE"
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "groups"),
+    [("deepseek-v3.json", {}, (8, 4)), ("kimi-k2.json", {}, (1, 1)), ("deepseek-v2-lite.json", {"n_group": 8, "topk_group": 3}, (1, 1)), ("deepseek-v2-lite.json", {"n_group": 8, "topk_group": 3, "topk_method": "group_limited_greedy"}, (8, 3)), ("mixtral-8x7b.json", {}, (1, 1))],
+)  # fmt: skip
+def test_groups_of_experts_are_those_that_the_router_chooses_among(name: str, change: dict[str, Any], groups: tuple[int, int]) -> None:  # fmt: skip
+    """None where there is one group, or a method that looks at no groups, which is DeepSeek-V2's own."""
+    moe = shape_from_config(config(name) | change).moe
+    assert moe is not None
+    assert (moe.groups, moe.top_groups) == groups
+
+
+@pytest.mark.parametrize(("change", "code", "path"), [({"n_group": 7}, "DIVISIBILITY", "$.n_group"), ({"topk_group": 9}, "RANGE", "$.topk_group"), ({"n_group": 128, "topk_group": 2}, "RANGE", "$.num_experts_per_tok"), ({"n_group": "8"}, "TYPE", "$.n_group")])  # fmt: skip
+def test_groups_that_no_router_can_choose_from_are_refused(change: dict[str, Any], code: str, path: str) -> None:
+    """Groups of unequal size, more groups chosen than there are, and fewer experts in them than a token takes."""
+    problem = refused(config("deepseek-v3.json") | change)
+    assert (problem.code, problem.flag) == (code, path)
+
+
 def test_too_many_experts_are_refused() -> None:
     """Expert counts beyond 65,536 are refused."""
     assert refused(config("mixtral-8x7b.json") | {"num_local_experts": 65537}).code == "TOO_LARGE"

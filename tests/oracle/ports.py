@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -24,6 +25,14 @@ def is_between_nodes(cluster: Cluster, size: int, stride: int) -> bool:
     whole = size * stride
     firsts = (block + place for block in range(0, cluster.world, whole) for place in range(stride))
     return any(first // inside != (first + whole - stride) // inside for first in firsts)
+
+
+@cache
+def members_of_a_node(cluster: Cluster, size: int) -> int:
+    """How many neighbours of a group of so many are on the node that has fewest of them: every group of the world is looked at."""
+    inside = max((tier.span for tier in tiers(cluster) if tier.kind not in BETWEEN_NODES), default=1)
+    firsts = range(0, cluster.world - size + 1, size)
+    return min(min(Counter((first + i) // inside for i in range(size)).values()) for first in firsts)
 
 
 @dataclass

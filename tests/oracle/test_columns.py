@@ -20,7 +20,7 @@ from strategist.facts.model import ModelShape
 from strategist.facts.model_parts import Moe
 from strategist.facts.models import load_model
 from strategist.facts.parameters import table_width
-from strategist.facts.profile import find_profile, frameworks
+from strategist.facts.profile import find_profile, frameworks, with_dispatcher
 from strategist.facts.workload import Workload
 from strategist.memory.estimate import peak_memory
 from strategist.planner.write import memory_ledger
@@ -206,13 +206,20 @@ def cases_in_groups(draw: Draw) -> Case:
 
 @st.composite
 def cases_of_busy_experts(draw: Draw) -> Case:
-    """A job with a mixture under any framework, and a layout of it whose ranks share experts, some of which get more tokens. A single
+    """A job with a mixture under any framework, its dispatcher and its overlap, and a layout of it whose ranks share experts, some of which get more tokens. A single
     data rank of ours in fp32, which has no units, is left out: package and oracle differ there whatever experts get."""
     drawn = draw(jobs(models=st.one_of(moe_shapes(), st.sampled_from(MIXTURES).map(load_model))))
     ratio = draw(st.sampled_from((1.125, 1.7, 3.0, 100.0)))
     work = replace(drawn.workload, expert_imbalance=ratio)
     whose = draw(st.one_of(st.just("strategist"), st.sampled_from(frameworks())))
-    job = replace(drawn, profile=find_profile(whose), workload=work)
+    habits = {name: draw(st.booleans()) for name in ("merges", "fp8", "overlaps")}
+    profile = with_dispatcher(find_profile(whose), **habits)
+    assert drawn.model.moe is not None
+    grouped = draw(st.sampled_from(({}, {"groups": 4, "top_groups": 4}, {"groups": 2, "top_groups": 1})))
+    of_model = replace(drawn.model.moe, **grouped)
+    fits = of_model.top_k <= of_model.top_groups * (of_model.experts // of_model.groups)
+    model = replace(drawn.model, moe=of_model) if fits else drawn.model
+    job = replace(drawn, profile=profile, workload=work, model=model)
     ours = job.profile.has_units
     return job, [draw(layouts(job).filter(lambda row: row["ep"] > 1 and (uses_units(job, row) or not ours)))]
 

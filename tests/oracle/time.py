@@ -141,7 +141,7 @@ def _port(job: Job, stage: Stage) -> Port:
 def _axis(job: Job, layout: Layout, stage: Stage, rows: Sequence[Row], port: Port) -> tuple[float, float]:
     """Exposed and hidden seconds of one axis, which shares the port with those before."""
     exposed = hidden = 0.0
-    for behind in ("", "forward", "backward", "attention", "matmul", "compute"):
+    for behind in ("", "forward", "backward", "attention", "matmul", "compute", "opposite"):
         pool = [row for row in rows if _behind(job, row) == behind]
         joined = job.all_machines if axis_is_dp(pool) and job.all_machines is not None else job.cluster
         total = sum(collective_seconds(joined, row) * row.times for row in pool)
@@ -169,7 +169,9 @@ def _ahead(stage: Stage, behind: str) -> float:
         "forward": (1.0, 0.0),
         "backward": (0.0, 1.0),
         **{name: (term.forward, term.backward + term.again) for name, term in stage.compute.items()},
-        "compute": (sum(t.forward for t in terms), sum(t.backward + t.again for t in terms)),
+        **dict.fromkeys(
+            ("compute", "opposite"), (sum(t.forward for t in terms), sum(t.backward + t.again for t in terms))
+        ),
     }
     first, second = parts[behind]
     return first / (first + second) if first + second else 0.0
@@ -187,6 +189,8 @@ def _behind(job: Job, row: Row) -> str:
         return "matmul" if "tensor" in hides and row.op != "all-reduce" else ""
     if row.axis == "pp":
         return "compute" if "pipeline" in hides else ""
+    if row.axis == "ep":
+        return "opposite" if "experts" in hides else ""
     if row.axis == "dp" and not row.behind:
         return "forward" if "updates" in hides else ""
     if row.axis == "dp" and ("weights" if row.op == "all-gather" else "gradients") not in hides:
@@ -200,6 +204,9 @@ def _first_piece(layout: Layout, stage: Stage, behind: str) -> float:
         return 1 / int(layout["tp"])
     if behind == "compute" and layout["virtual_stages"] == 1:
         return 1.0
+    if behind == "opposite":  # chunks of micro-batches that the last rank runs forward before it runs any backward
+        chunks, rounds = layout["virtual_stages"], layout["accumulation"]
+        return min(1.0, ((chunks - 1) * layout["pp"] + 1) / (chunks * rounds))
     return 1 / stage.layers
 
 
@@ -210,7 +217,7 @@ def _hideable(job: Job, layout: Layout, stage: Stage, behind: str, pool: Sequenc
         "backward": sum(term.backward + term.again for term in stage.compute.values()),
         "attention": stage.compute["attention"].all,
         "matmul": stage.compute["matmul"].all,
-        "compute": sum(term.all for term in stage.compute.values()),
+        **dict.fromkeys(("compute", "opposite"), sum(term.all for term in stage.compute.values())),
     }[behind]
     rounds = max(min(row.times, layout["accumulation"]) for row in pool)
     return share("overlap_share", device_of(job)) * compute * rounds
@@ -225,8 +232,9 @@ def _bubble(layout: Layout, per_micro: Sequence[float]) -> float:
 def _waited_for(job: Job, layout: Layout, stage: Stage) -> float:
     """Seconds of one micro-batch that stages wait for and idle: all of it, but under ZB-H1, which makes the gradients of weights in the
     time that it would have idled (T_F + T_B - T_W: once gone and once filled), and under ZBV, whose stages wait for gradients of inputs
-    alone (T_B). Under DualPipeV two things can be last: T_F twice and T_B, or T_B twice and all but one of the stages' T_F."""
-    seconds = stage.seconds(layout["accumulation"]) / layout["accumulation"]
+    alone (T_B). Under DualPipeV two things can be last: T_F twice and T_B, or T_B twice and all but one of the stages' T_F. Nothing of experts is
+    hidden meanwhile: only one of both passes runs."""
+    seconds = (stage.seconds(layout["accumulation"]) + stage.hidden["ep"]) / layout["accumulation"]
     products = stage.compute["matmul"].backward / (1 + job.trainable)
     ahead, weights = sum(term.forward for term in stage.compute.values()), job.trainable * products
     inputs = seconds - ahead - weights

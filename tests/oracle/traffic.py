@@ -30,7 +30,8 @@ from tests.oracle.parameters import (
     tensors_of,
     vocabulary,
 )
-from tests.oracle.ports import is_between_nodes
+from tests.oracle.ports import is_between_nodes, members_of_a_node
+from tests.oracle.routing import expected
 from tests.oracle.schedules import in_vain
 from tests.oracle.served import gone
 from tests.oracle.stages import Layout, computed_again, last_stage, turns_back
@@ -41,7 +42,7 @@ from tests.oracle.tiles import units as tile_units
 @dataclass(frozen=True)
 class Row:
     """One collective: its axis, what it hides behind ("" nothing), the payload, how often, over which ranks, and in how many
-    pieces the payload is sent."""
+    pieces the payload is sent; where devices of a node pass on what came to it, the bytes that come to all nodes."""
 
     axis: str
     op: str
@@ -51,6 +52,7 @@ class Row:
     size: int
     stride: int
     pieces: float = 1
+    to_nodes: float | None = None
 
 
 RATES = ("Bps", "ring_Bps", "all_reduce_Bps", "all_to_all_Bps", "send_Bps")
@@ -86,9 +88,28 @@ def collective_seconds(cluster: Cluster, row: Row) -> float:
         return a + filling + moved / link.ring_Bps
     if row.op == "all-reduce":
         return 2 * a + filling + 2 * moved / link.all_reduce_Bps
+    if row.op == "all-to-all" and row.to_nodes is not None:
+        return a + filling + max(_passed_on(cluster, row), _between_nodes(cluster, row))
     if row.op == "all-to-all":
         return a + filling + moved / link.all_to_all_Bps
     return a / (n - 1) + S / link.send_Bps
+
+
+def _passed_on(cluster: Cluster, row: Row) -> float:
+    """Every device of a node has its part of what came to the node, and sends each of the others theirs."""
+    own = members_of_a_node(cluster, row.size)
+    if own == 1:
+        return 0.0
+    return row.payload_bytes * (own - 1) / own / link_of(cluster, own, 1).all_to_all_Bps
+
+
+def _between_nodes(cluster: Cluster, row: Row) -> float:
+    """Every device sends each other node its tokens for it over its own share of the network."""
+    nodes = row.size // members_of_a_node(cluster, row.size)
+    if nodes == 1 or row.to_nodes is None:
+        return 0.0
+    network = tiers(cluster)[-1]
+    return row.to_nodes * (nodes - 1) / nodes / (network.device_Bps * network.shares[0].all_to_all)
 
 
 def rows_of(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whole: Held) -> list[Row]:
@@ -221,15 +242,21 @@ def _experts(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
     if moe is None:
         return
     width = moe.latent or job.model.hidden
-    copies = float(moe.top_k)
-    if job.profile.merges_copies:  # ranks that at least one of top_k balanced choices falls on
-        copies = layout["ep"] * (1 - (1 - 1 / layout["ep"]) ** moe.top_k)
     own = max(1, sequence_cut(layout) // layout["etp"]) if job.profile.has_units else sequence_cut(layout)
-    payload = busiest(job, layout) * tokens(job, layout) / own * copies * width * BYTES[job.formats.compute]
+    c = BYTES[job.formats.compute]
+    if job.profile.dispatches_fp8:  # there, with a byte for 32 elements or four for 128; and back as it is
+        c = (min(c, 1 + 1 / 32) + c) / 2
+    one_each = busiest(job, layout) * tokens(job, layout) / own * width * c
+    payload, to_nodes, ranks = one_each * moe.top_k, None, layout["ep"]
+    if job.profile.merges_copies:
+        size = ranks * layout["etp"]
+        nodes = size // members_of_a_node(job.cluster, size)
+        payload = one_each * expected(moe, ranks)
+        to_nodes = one_each * (expected(moe, nodes) if nodes <= ranks else expected(moe, ranks) * nodes / ranks)
     again = computed_again(job, layout, stage, len(kinds))
     each = (_exchanges(job, layout, redone) for kind, redone in zip(kinds, again, strict=True) if kind.ffn == "moe")
     times = 2 * layout["accumulation"] * sum(each)
-    yield Row("ep", "all-to-all", "", payload, times, layout["ep"] * layout["etp"], 1)
+    yield Row("ep", "all-to-all", "", payload, times, ranks * layout["etp"], 1, to_nodes=to_nodes)
 
 
 def _pipeline(job: Job, layout: Layout, stage: int) -> Iterator[Row]:

@@ -16,7 +16,8 @@ from strategist.facts.job import Job
 from strategist.facts.model import layer_sequence
 from strategist.facts.models import load_model
 from strategist.facts.parameters import count
-from strategist.facts.profile import Hides, Profile, find_profile, frameworks, profile_of, with_habits
+from strategist.facts.profile import Hides, Profile, find_profile, frameworks, profile_of, with_dispatcher, with_habits
+from strategist.facts.routing import called
 from strategist.facts.workload import Workload
 from strategist.planner.predict import filled
 from strategist.planner.situation import one
@@ -258,12 +259,62 @@ def test_frozen_weights_have_no_gradient() -> None:
     assert seconds(timed(job(trainable=0.0, adapters=True), "dp=16"), "elementwise") > seconds(frozen, "elementwise")
 
 
+def _part_of_exchange(model: str, ep: int, **habits: bool) -> float:
+    """The exposed exchange of a mixture's experts on two nodes of eight, over what it is when every copy travels, whole and in the open."""
+    plain = job(model=load_model(model))
+    leaner = replace(plain, profile=with_dispatcher(find_profile(), **habits))
+    layout = f"dp=16,zero=1,ep={ep}"
+    return seconds(timed(leaner, layout), "ep") / seconds(timed(plain, layout), "ep")
+
+
 def test_merged_copies_travel_less() -> None:
-    """With every token's copies merged per rank the exchange of experts shrinks, the more the fewer ranks there are."""
-    plain = job(model=load_model("qwen3-30b-a3b"))
-    merging = replace(plain, profile=replace(find_profile(), merges_copies=True))
-    shares = [seconds(timed(merging, f"dp=16,zero=1,ep={ep}"), "ep") / seconds(timed(plain, f"dp=16,zero=1,ep={ep}"), "ep") for ep in (2, 8, 16)]  # fmt: skip
-    assert 0 < shares[0] < shares[1] < shares[2] < 1
+    """With every token's copies merged per rank the exchange of experts inside a node shrinks, the more the fewer ranks there are; between two
+    nodes less than two of eight copies of a token leave for either."""
+    inside = [_part_of_exchange("qwen3-30b-a3b", ep, merges=True) for ep in (2, 4, 8)]
+    assert 0 < inside[0] < inside[1] < inside[2] < 1
+    assert _part_of_exchange("qwen3-30b-a3b", 16, merges=True) == pytest.approx(2 / 8, rel=0.1)
+
+
+def test_on_a_fast_network_what_a_node_passes_on_takes_longest() -> None:
+    """However fast the network, devices of a node have to hand on what came for the others."""
+    merging = replace(job(model=load_model("qwen3-30b-a3b")), profile=with_dispatcher(find_profile(), merges=True))
+    nodes = merging.cluster.groups[0]
+    fast = replace(merging, cluster=replace(merging.cluster, groups=(replace(nodes, node=replace(nodes.node, inter_Bps=1e15)),)))  # fmt: skip
+    across, inside = (seconds(timed(fast, f"dp=16,zero=1,ep={ep}"), "ep") for ep in (16, 8))
+    ranks = [called(merging.model.moe, ep) for ep in (16, 8) if merging.model.moe is not None]
+    assert across / inside == pytest.approx(ranks[0] / ranks[1], rel=0.02)
+
+
+def test_groups_of_experts_lessen_what_goes_between_nodes() -> None:
+    """Tokens of DeepSeek-V3 call on four of eight groups, so that fewer copies go to eight nodes than where any experts may be chosen;
+    where every copy travels for itself, groups change nothing."""
+    cluster, shape = load_cluster("dgx-h100:8"), load_model("deepseek-v3")
+    assert shape.moe is not None
+    free = replace(shape, moe=replace(shape.moe, groups=1, top_groups=1))
+    for merges, part in ((True, called(shape.moe, 8) / called(free.moe or shape.moe, 8)), (False, 1.0)):
+        profile = with_dispatcher(find_profile(), merges=merges)
+        times = (timed(job(profile, model=model, cluster=cluster), "dp=64,zero=3,ep=64") for model in (shape, free))
+        limited, any_ = (seconds(each, "ep") for each in times)
+        assert limited / any_ == pytest.approx(part, rel=0.01)
+
+
+def test_half_of_the_ways_in_fp8_is_a_quarter_of_the_bytes_less() -> None:
+    """Tokens and gradients go to experts in a byte and its scale, and come back in two."""
+    assert _part_of_exchange("qwen3-30b-a3b", 16, fp8=True) == pytest.approx((1 + 1 / 32 + 2) / 4, rel=0.01)
+
+
+def test_experts_of_one_micro_batch_hide_behind_another() -> None:
+    """Not those of the only one, and the more there are the less is in the open; interleaved stages run more of them alone."""
+    model = job(model=load_model("qwen3-30b-a3b"), workload=Workload(seq_len=4096, global_batch=256))
+    hiding = replace(model, profile=with_dispatcher(find_profile(), overlaps=True))
+
+    def part(layout: str) -> float:
+        return seconds(timed(hiding, layout), "ep") / seconds(timed(model, layout), "ep")
+
+    alone, some, many = (part(f"dp=16,zero=1,ep=8,mbs={mbs}") for mbs in (16, 4, 1))
+    assert alone == 1.0
+    assert 1.0 > some > many > 1 / 16
+    assert part("pp=2,vp=4,dp=8,zero=1,ep=8,mbs=4") > part("pp=2,dp=8,zero=1,ep=8,mbs=4")
 
 
 def test_weights_sent_rank_by_rank_pay_a_start_up_for_each() -> None:

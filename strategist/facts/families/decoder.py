@@ -120,8 +120,18 @@ def layer_types(config: Config, layers: int) -> list[Mixer] | None:
     return None if named is None else [_MIXERS[word] for word in named]
 
 
-def experts(config: Config, *keys: str, chosen_key: str = "num_experts_per_tok", **facts: Any) -> Moe:
-    """Routed experts: how many (under one of `keys`), and how many of them each token uses."""
+GROUPS = ("n_group", "topk_group")
+"""In how many groups experts lie, and in how many of them those of a token (transformers 5.23.0: DeepseekV3TopkRouter)."""
+
+
+def experts(
+    config: Config,
+    *keys: str,
+    chosen_key: str = "num_experts_per_tok",
+    group_keys: tuple[str, str] = GROUPS,
+    **facts: Any,
+) -> Moe:
+    """Routed experts: how many (under one of `keys`), how many of them each token uses, and in how many groups they lie."""
     count = config.integer(*keys, high=MAX_EXPERTS)
     chosen = config.optional(chosen_key, high=MAX_EXPERTS)
     if chosen is None:
@@ -129,7 +139,23 @@ def experts(config: Config, *keys: str, chosen_key: str = "num_experts_per_tok",
     config.settle()
     config.at_most(chosen or 0, chosen_key, count, keys[0])
     config.settle()
-    return Moe(**{"experts": count, "top_k": chosen, "layers": 0} | facts)
+    groups, of_these = _groups(config, group_keys, count, chosen or 0, chosen_key)
+    return Moe(**{"experts": count, "top_k": chosen, "layers": 0, "groups": groups, "top_groups": of_these} | facts)
+
+
+def _groups(config: Config, keys: tuple[str, str], count: int, chosen: int, chosen_key: str) -> tuple[int, int]:
+    """What stands under these keys; one of one where a router makes no groups, as DeepSeek-V2's does whose method is greedy
+    (transformers 5.23.0: DeepseekV2TopkRouter)."""
+    groups, of_these = (config.optional(key, high=MAX_EXPERTS) for key in keys)
+    if groups is None or of_these is None or groups == 1 or config.word("topk_method") == "greedy":
+        return 1, 1
+    config.at_most(of_these, keys[1], groups, keys[0])
+    if count % groups:
+        config.refuse("DIVISIBILITY", keys[0], f"is {groups}, which does not divide {count} experts", value=groups)
+    config.settle()
+    config.at_most(chosen, chosen_key, of_these * (count // groups), f"the experts of {of_these} groups")
+    config.settle()
+    return groups, of_these
 
 
 def experts_beside_shared(config: Config, shared: str, *keys: str, **facts: Any) -> Moe:
