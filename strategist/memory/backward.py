@@ -318,6 +318,11 @@ def _of_shared_inputs(kept: Kept) -> Reals:
     return (tokens(job, kept.c) * width * BYTES[job.formats.compute] / routed_cut(kept.c))[:, None]
 
 
+def _are_cast(job: Job, c: Candidates) -> Mask:
+    """Whether gradients of matrices are cast as soon as they are made, since autocast and no engine holds the copies, (C, 1)."""
+    return (is_plain_data_parallel(job, c) & (job.formats.compute != job.formats.parameter))[:, None]
+
+
 def _last_of_shared(kept: Kept) -> LayerInstant:
     """When the last matrix of shared experts has its gradient, before the routed ones begin (autograd works backwards, and forward ran the
     shared ones last): beside it its input, the gradient of that, and all that was computed again. A gate gave a gradient of
@@ -325,7 +330,7 @@ def _last_of_shared(kept: Kept) -> LayerInstant:
     job, c = kept.job, kept.c
     given, whole, own = _given_to_shared(job, c)
     weighed = own if job.model.moe and job.model.moe.shared_gate else 0.0
-    casts = (is_plain_data_parallel(job, c) & (job.formats.compute != job.formats.parameter))[:, None]
+    casts = _are_cast(job, c)
     again = kept.rows(_is_again_beside_shared) - np.where(casts, kept.rows(_is_shared_product_again), 0.0)
     freed = kept.rows(_is_gone_at_shared) + np.where(casts, kept.rows(_is_shared_product), 0.0)
     gradients = (given + weighed + whole)[:, None] + _shared_product(kept)
@@ -554,7 +559,7 @@ def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     """When the feed-forward part's last matrix has its gradient: beside it its input, the gradient of that and the stream's;
     under autocast the gradient is then cast, and the input gone."""
     job, c = kept.job, kept.c
-    casts = (is_plain_data_parallel(job, c) & (job.formats.compute != job.formats.parameter))[:, None]
+    casts = _are_cast(job, c)
     freed = kept.rows(is_used_up) + np.where(casts, kept.rows(is_kept, "product"), 0.0)
     again = np.where(casts, 0.0, kept.rows(is_brought_back, "product"))
     gathered = gathered_stream_C(job, c)[:, None]
