@@ -18,12 +18,17 @@ from strategist import NoPlanError, load_model, recommend
 from strategist.ask import Given
 from strategist.cli.arguments import Command
 from strategist.document.sizing import Machines, Sizing
+from strategist.facts.adapters import as_trained
 from strategist.facts.job import Job
 from strategist.facts.profile import find_profile
-from strategist.facts.workload import Workload
-from strategist.planner.goodput import best_interval, goodput, progress
+from strategist.facts.workload import Optimizer, Workload
+from strategist.memory.estimate import peak_memory
+from strategist.planner.goodput import best_interval, checkpoint_bytes, goodput, progress
 from strategist.planner.largest import halved
+from strategist.planner.predict import filled
+from strategist.planner.situation import one
 from strategist.planner.size import evenly, sizes
+from strategist.records import replace
 from strategist.sizing import Wanted, largest_that_fits, sized
 from strategist.units import format_duration
 from tests.cli.harness import call
@@ -90,6 +95,19 @@ def test_the_run_that_the_failures_are_from_was_as_effective_as_it_said() -> Non
     share = goodput(job("dgx-h100:2048"))
     assert 0.9 < share.share < 1
     assert 54 * DAY / share.seconds_between_failures == pytest.approx(419)
+
+
+@pytest.mark.parametrize(
+    ("framework", "optimizer", "frozen"),
+    [("strategist", "adamw", 0), ("strategist", "adamw", 50_000_000), ("strategist", "sgd", 0), ("strategist", "adamw8bit", 0), ("strategist", "muon", 0), ("deepspeed", "adamw", 0), ("torchtune", "adamw", 0)],
+)  # fmt: skip
+def test_a_checkpoint_holds_what_a_whole_replica_keeps(framework: str, optimizer: Optimizer, frozen: int) -> None:
+    """Its weights, frozen ones too, and its optimizer's state, as the ledger of memory counts both."""
+    work = Workload(seq_len=1024, global_batch=8, optimizer=optimizer)
+    shape = replace(load_model("gpt2"), frozen=frozen)
+    asked = as_trained(Job(cluster=machine("dgx-h100"), model=shape, workload=work, profile=find_profile(framework)))
+    kept = peak_memory(asked, one(**filled(asked, {"dp": 8}))).terms
+    assert checkpoint_bytes(asked) == pytest.approx(kept["parameters"][0] + kept["optimizer"][0], abs=1)
 
 
 PLAIN = "offload,recompute,cp"
@@ -272,9 +290,9 @@ def test_what_was_assumed_can_be_set_by_a_flag_that_is_there(module: str, words:
     known = {name: {flag.name for flag in command_of(name).flags} for name in (module, "plan")}
     assumed = call(module, *words, "--json").document["assumptions"]
     assert assumed
-    for one in assumed:
-        owner = "plan" if one["flag"].startswith("plan ") else module
-        assert set(re.findall("--[a-z-]+", one["flag"])) <= known[owner], one
+    for said in assumed:
+        owner = "plan" if said["flag"].startswith("plan ") else module
+        assert set(re.findall("--[a-z-]+", said["flag"])) <= known[owner], said
     if module in ("size", "sweep"):
         assert call(module, *words, "--intra-bw", "100GB/s", "--uncalibrated", "--json").code == 0
 
