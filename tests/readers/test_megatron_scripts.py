@@ -169,6 +169,17 @@ def test_what_is_said_in_layers_or_not_at_all_is_said_in_numbers(short: str, lon
     assert says[0].get("etp") == (4 if "experts" in short else None)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "kind", "inner"), [("1 4", "ring", None), ("2 2", "hierarchical", 2), ("4 1", "all-to-all", None)]
+)
+def test_a_level_of_one_rank_is_none(sizes: str, kind: str, inner: int | None, tmp_path: Path) -> None:
+    """Sizes go from the inside out: groups of one rank exchange no heads, and one group is no ring."""
+    words = f"--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes {sizes}"
+    (tmp_path / "run.sh").write_text(f"{SET}{RUN} {MESH} {MODEL} {BATCH} {VOCAB} {words}\n", encoding="utf-8")
+    says = read_file(tmp_path / "run.sh", 64).says
+    assert (says["context_parallel"], says.get("cp_inner")) == (kind, inner)
+
+
 def test_megatron_deepspeed_wants_one_connection_for_sequence_parallelism_alone(tmp_path: Path) -> None:
     """It stops without CUDA_DEVICE_MAX_CONNECTIONS=1 there (4efb479, megatron/arguments.py)."""
     assert rules(tmp_path, f"{DEEPSPEED}\n") == []
