@@ -12,7 +12,7 @@ from strategist.ask import Given, complete
 from strategist.facts.calibration import Factor
 from strategist.facts.job import Job
 from strategist.memory.estimate import peak_memory
-from strategist.planner.best_first import best_first
+from strategist.planner.best_first import NEVER, BestFirst, Sort, best_first
 from strategist.planner.recommend import choice
 from strategist.planner.search import Found, Pace, search
 from strategist.planner.situation import question
@@ -96,6 +96,17 @@ def test_what_is_left_out_is_slower_than_the_best_of_its_families(job: Job) -> N
         assert step[members & fits_alone].min(initial=2**62) == step[members & fits_here].min(initial=2**62), name
         assert (step[members & out] > step[members & fits_alone].min(initial=2**62)).all(), name
     assert tried.slower == out.sum()
+
+
+@pytest.mark.parametrize(
+    ("best", "left"), [((5, 9), [0, 1, 2]), ((9, 5), [0, 1, 2]), ((5, NEVER), [0, 1, 2, 3]), ((4, 4), [])]
+)
+def test_a_layout_waits_as_long_as_it_may_be_the_best_of_one_family(best: tuple[int, int], left: list[int]) -> None:
+    """Bounds of 5, 6, 9 and 10 in two families: left out is what is behind the best of both, and nothing where one of them has none yet."""
+    state = object.__new__(BestFirst)
+    state.best, state.least = np.array(best), np.array([5, 6, 9, 10])
+    rows = np.arange(4)
+    assert state._possibly_best(Sort([0, 1], rows), rows).tolist() == left
 
 
 def test_nothing_is_left_out_where_nothing_fits() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 from strategist import Plan, recommend
 from strategist.ask import Given, complete
 from strategist.facts.hardware import with_gpus
-from strategist.planner.front import undominated
-from strategist.planner.search import search
+from strategist.planner.front import _point, _row, undominated
+from strategist.planner.predict import filled
+from strategist.planner.search import Found, search
+from strategist.planner.situation import one
 from strategist.records import replace
 from strategist.reports.front import front_lines
 from strategist.reports.lines import text_of
@@ -48,6 +51,19 @@ def points_of(question: dict[str, Any], gpus: int) -> Any:
     found = search(replace(asked, job=replace(asked.job, cluster=part)))
     step = found.times.step
     return np.stack([step, found.device_bytes, step * gpus], axis=1)
+
+
+def test_a_row_counts_every_device() -> None:
+    """Cost is what all devices of all nodes take: a step of 9 s on 32 of them is 288 device-seconds, at three an hour a quarter of one."""
+    asked = complete(Given(model="gpt2", hardware="dgx-h100:4", price_per_gpu_hour=3.125))
+    times = SimpleNamespace(step=np.array([9 * 10**9]))
+    alone = {"candidates": one(**filled(asked.question.job, {})), "device_bytes": np.array([7]), "families": {}}
+    found = cast(Found, SimpleNamespace(question=asked.question, times=times, **alone))
+    assert _point(found, 0) == (9 * 10**9, 7, 288 * 10**9)
+    row = _row(found, 0, asked.request)
+    assert (row.gpus, row.nodes, row.step_ns, row.peak_bytes) == (32, 4, 9 * 10**9, 7)
+    assert row.gpu_hours_per_step == pytest.approx(0.08)
+    assert row.cost_per_step == pytest.approx(0.25)
 
 
 @pytest.mark.slow

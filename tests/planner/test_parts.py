@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
+import strategist.planner.fewer as module
 from strategist import Plan, recommend
+from strategist.ask import Given, complete
 from strategist.facts.hardware_file import cluster_from_document
+from strategist.planner.fewer import Part, halves, price, seconds_at_best, smaller_cluster_hint
 from strategist.planner.idle import uses
+from strategist.planner.predict import filled
+from strategist.planner.search import Found
+from strategist.planner.situation import one
+from strategist.records import replace
+from strategist.timing.estimate import model_FLOP
+from strategist.timing.rates import matmul_rates
 
 JOB: dict[str, Any] = {"model": "llama-2-13b", "seq_len": 4096, "global_batch": 192}
 
@@ -79,3 +90,36 @@ def test_what_is_not_looked_at_is_said_where_it_was_asked_for() -> None:
     assert "W_IDLE_PARTS" in codes(planned("ws-8x-h100-nvl", allow_idle=True, **small))
     assert "W_IDLE_PARTS" not in codes(planned("ws-8x-h100-nvl", **small))
     assert "W_IDLE_PARTS" not in codes(planned("ws-4x-4090", allow_idle=True, **small))
+
+
+def test_halves_are_powers_of_two_up_to_half() -> None:
+    """Of every number of nodes or devices."""
+    for count in range(1, 70):
+        assert list(halves(count)) == [2**power for power in range(7) if 2 * 2**power <= count]
+
+
+@pytest.mark.parametrize("hardware", ["dgx-h100:2", "ws-4x-4090", "cpu:4"])
+def test_no_product_of_any_size_beats_the_best_rate(hardware: str) -> None:
+    """The bound of a step that other machines are left out by: its useful FLOP at the rate of the largest products, on every device."""
+    job = complete(Given(model="gpt2", hardware=hardware)).question.job
+    rates = matmul_rates(job.cluster.slowest.gpu, job.workload.precision)
+    sizes = 2.0 ** np.arange(3, 24)
+    best = rates.at(sizes[:, None], sizes[None, :]).max()
+    assert seconds_at_best(replace(job, factors=())) == pytest.approx(model_FLOP(job) / (best * job.cluster.world))
+
+
+@pytest.mark.parametrize(
+    ("hardware", "part", "percent"), [("dgx-h100", (1, 2), 50), ("dgx-h100:4", (2, 8), 0), ("dgx-h100:4", (1, 8), 50)]
+)
+def test_cheaper_is_less_of_devices_times_seconds(
+    hardware: str, part: tuple[int, int], percent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a part takes twice as long as all of the machines: a quarter of their devices cost half as much, and half of them the same."""
+    asked = replace(complete(Given(model="gpt2", hardware=hardware)).question, objective="cost")
+    times = SimpleNamespace(step=np.array([10**9]))
+    alone = {"candidates": one(**filled(asked.job, {})), "device_bytes": np.array([7])}
+    found = cast(Found, SimpleNamespace(question=asked, times=times, step_seconds=lambda _row: 1.0, **alone))
+    monkeypatch.setattr(module, "_best_part", lambda *_: Part(*part, 2.0, "zero=0", "H100"))
+    (hint,) = smaller_cluster_hint(found, 0, complete(Given(model="gpt2", hardware=hardware)).request)
+    assert hint.sentence.startswith(f"Fewer machines are {percent} % cheaper: ")
+    assert price(found, 0) == (1e9 * asked.job.cluster.world,)

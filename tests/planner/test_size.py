@@ -8,6 +8,7 @@ import re
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,12 +19,18 @@ from strategist import NoPlanError, load_model, recommend
 from strategist.ask import Given
 from strategist.cli.arguments import Command
 from strategist.document.sizing import Machines, Sizing
+from strategist.facts.adapters import as_trained
 from strategist.facts.job import Job
 from strategist.facts.profile import find_profile
-from strategist.facts.workload import Workload
-from strategist.planner.goodput import best_interval, goodput, progress
+from strategist.facts.workload import Optimizer, Workload
+from strategist.memory.estimate import peak_memory
+from strategist.planner.goodput import best_interval, checkpoint_bytes, goodput, progress
 from strategist.planner.largest import halved
-from strategist.planner.size import evenly, sizes
+from strategist.planner.predict import filled
+from strategist.planner.search import Found, Question
+from strategist.planner.situation import one
+from strategist.planner.size import Kind, _described, answers, evenly, sizes
+from strategist.records import replace
 from strategist.sizing import Wanted, largest_that_fits, sized
 from strategist.units import LONGEST, as_flag, format_duration, parse_duration
 from tests.cli.harness import call
@@ -90,6 +97,66 @@ def test_the_run_that_the_failures_are_from_was_as_effective_as_it_said() -> Non
     share = goodput(job("dgx-h100:2048"))
     assert 0.9 < share.share < 1
     assert 54 * DAY / share.seconds_between_failures == pytest.approx(419)
+
+
+@pytest.mark.parametrize(
+    ("framework", "optimizer", "frozen"),
+    [("strategist", "adamw", 0), ("strategist", "adamw", 50_000_000), ("strategist", "sgd", 0), ("strategist", "adamw8bit", 0), ("strategist", "muon", 0), ("deepspeed", "adamw", 0), ("torchtune", "adamw", 0)],
+)  # fmt: skip
+def test_a_checkpoint_holds_what_a_whole_replica_keeps(framework: str, optimizer: Optimizer, frozen: int) -> None:
+    """Its weights, frozen ones too, and its optimizer's state, as the ledger of memory counts both."""
+    work = Workload(seq_len=1024, global_batch=8, optimizer=optimizer)
+    shape = replace(load_model("gpt2"), frozen=frozen)
+    asked = as_trained(Job(cluster=machine("dgx-h100"), model=shape, workload=work, profile=find_profile(framework)))
+    kept = peak_memory(asked, one(**filled(asked, {"dp": 8}))).terms
+    assert checkpoint_bytes(asked) == pytest.approx(kept["parameters"][0] + kept["optimizer"][0], abs=1)
+
+
+def described(tokens: int, deadline_s: float | None = None) -> Machines:
+    """What `size` says of 16 devices on which a step takes two seconds, at three an hour for each."""
+    asked = Question(job=replace(job("dgx-h100:2", "gpt2"), workload=Workload(tokens=tokens)))
+    alone = {"candidates": one(**filled(asked.job, {})), "device_bytes": [7], "families": {}}
+    found = cast(Found, SimpleNamespace(question=asked, step_seconds=lambda _row: 2.0, **alone))
+    kind = Kind(gpu="h100-sxm", ask=lambda *_: asked, sizes=(), price_per_gpu_hour=3.0)
+    return _described(kind, found, 0, deadline_s)
+
+
+def test_a_run_ends_with_its_last_step() -> None:
+    """One token more than whole steps is a step more; failures lengthen the run, devices and hours make its price, and it is in time to the
+    second."""
+    each = Workload().tokens_per_step
+    for tokens, steps in ((1000 * each, 1000), (1000 * each + 1, 1001), (1, 1)):
+        found = described(tokens)
+        assert found.run_seconds == pytest.approx(2.0 * steps / found.goodput.share)
+        assert found.run_seconds > 2.0 * steps
+        assert found.gpu_hours == pytest.approx(16 * found.run_seconds / 3600)
+        assert found.cost == pytest.approx(3.0 * found.gpu_hours)
+    took = described(1000 * each).run_seconds
+    assert [described(1000 * each, limit).in_time for limit in (took - 1, took + 1, None)] == [False, True, True]
+
+
+@pytest.mark.parametrize("price", [None, 3.0])
+def test_least_cheapest_and_fastest_are_three_answers(price: float | None) -> None:
+    """Of 4 devices that take 300 s, 8 that take 100 s and 16 that take 60 s: the fewest, those with the fewest device-seconds, and the fastest,
+    with prices as without; what is not in time is the fastest alone."""
+    plain = described(1)
+    found = [
+        replace(
+            plain,
+            gpus=gpus,
+            run_seconds=took,
+            gpu_hours=gpus * took,
+            cost=price and price * gpus * took,
+            in_time=took > 50,
+        )
+        for gpus, took in ((4, 300.0), (8, 100.0), (16, 60.0), (64, 40.0))
+    ]
+    best = answers(found, 1000.0)
+    assert best.cheapest is not None
+    assert (best.least.gpus, best.cheapest.gpus, best.fastest.gpus) == (4, 8, 64)
+    others = [replace(each, gpu="l40s") if each.gpus == 4 else each for each in found]
+    cheapest = answers(others, 1000.0).cheapest
+    assert (cheapest is None) is (price is None)
 
 
 PLAIN = "offload,recompute,cp"
@@ -292,9 +359,9 @@ def test_what_was_assumed_can_be_set_by_a_flag_that_is_there(module: str, words:
     known = {name: {flag.name for flag in command_of(name).flags} for name in (module, "plan")}
     assumed = call(module, *words, "--json").document["assumptions"]
     assert assumed
-    for one in assumed:
-        owner = "plan" if one["flag"].startswith("plan ") else module
-        assert set(re.findall("--[a-z-]+", one["flag"])) <= known[owner], one
+    for said in assumed:
+        owner = "plan" if said["flag"].startswith("plan ") else module
+        assert set(re.findall("--[a-z-]+", said["flag"])) <= known[owner], said
     if module in ("size", "sweep"):
         assert call(module, *words, "--intra-bw", "100GB/s", "--uncalibrated", "--json").code == 0
 

@@ -21,11 +21,23 @@ from strategist.errors import ImpossibleError, InputError
 from strategist.facts.clusters import cluster_from_flags
 from strategist.facts.hardware import Cluster
 from strategist.facts.job import Job
+from strategist.memory.estimate import peak_memory
 from strategist.planner.check import faults
 from strategist.planner.exhaustive import recheck
 from strategist.planner.predict import layout_of, predict_plan
 from strategist.planner.search import Question
-from strategist.planner.uneven import Speed, balanced, best_split, jobs_of_kinds, layouts, priced
+from strategist.planner.uneven import (
+    ROUNDING_NS,
+    Speed,
+    _least_ns,
+    _running,
+    _Speeds,
+    balanced,
+    best_split,
+    jobs_of_kinds,
+    layouts,
+    priced,
+)
 from strategist.timing.estimate import step_times
 from strategist.units import format_seconds
 from tests.cli.harness import call
@@ -90,6 +102,29 @@ HARDWARE = (
     mixed((SMALL, 1), (FAST, 1), gpus=4),
     mixed((FAST, 1), (SLOW, 1), (SMALL, 1), gpus=2),
 )
+
+
+def test_what_layouts_are_tried_by_is_what_they_cost() -> None:
+    """No uneven batch is through sooner than its bound, and each kind has room for a number of micro-batches where they fit it: one fits where
+    two do not."""
+    question = asked(HARDWARE[0], global_batch=24)
+    every = layouts(question)
+    some = every.where(np.arange(0, len(every), -(-len(every) // 4)))
+    totals = 24 // some["micro_batch"]
+    held = [peak_memory(question.job, _running(some, np.full_like(totals, number))).device for number in (1, 2, 4)]
+    row = int((held[1] - held[0]).argmax())
+    assert held[0][row] < held[1][row]
+    between = (int(held[0][row]) + int(held[1][row])) / 2
+    job = replace(question.job, headroom=1 - between / question.job.cluster.smallest.memory_bytes)
+    kinds = [_Speeds(kind, some, totals) for kind in jobs_of_kinds(job)]
+    for number, bytes_ in zip((1, 2, 4), held, strict=True):
+        for place in range(len(some)):
+            assert all(kind.has_room(place, number) == (bytes_[place] <= job.usable_bytes) for kind in kinds)
+    bound = _least_ns(kinds, totals)
+    for place, total in enumerate(totals.tolist()):
+        shares = balanced([kind.of(place) for kind in kinds], total)
+        if shares is not None:
+            assert bound[place] <= priced(job, some.where(np.array([place])), shares).step_ns + ROUNDING_NS
 
 
 @pytest.mark.parametrize("zero", [0, 1])

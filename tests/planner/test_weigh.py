@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,18 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from strategist.facts.calibration import Factor
+from strategist.facts.hardware import Cluster, Node, NodeGroup
 from strategist.facts.job import Job
 from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile
 from strategist.facts.workload import Workload
 from strategist.memory.estimate import least_memory, peak_memory
+from strategist.planner.predict import filled
 from strategist.planner.search import Question, search
-from strategist.planner.weigh import FEW, Weights, fits
+from strategist.planner.situation import one
+from strategist.planner.weigh import FEW, Weights, fits, host_bytes_per_device
 from strategist.records import replace
-from strategist.space.candidates import Candidates, total_of
+from strategist.space.candidates import Candidates, joined, total_of
 from strategist.timing.calibrated import PARTS
 from strategist.timing.estimate import least_step_ns, step_times
 from tests.planner.properties import Properties
@@ -49,6 +53,29 @@ def test_no_step_is_shorter_than_its_bound(job: Job) -> None:
     assert (least <= rest).all()
     plain = (columns["tp"] == 1) & (columns["pp"] == 1) & (columns["zero"] < 2)
     assert (rest - least <= 2 * len(times.exposed))[plain].all()
+
+
+def cluster_of(nodes: Sequence[Node]) -> Cluster:
+    """One node of each kind, on one fabric."""
+    return Cluster(groups=tuple(NodeGroup(node=node, count=1) for node in nodes), origin="flags")
+
+
+@pytest.mark.parametrize("order", [("dgx-h100", "aws-g5.48xlarge"), ("aws-g5.48xlarge", "dgx-h100")])
+def test_what_fits_is_what_the_poorest_node_holds(order: tuple[str, str]) -> None:
+    """To the byte: a device's peak within the smallest device less the headroom, and what is offloaded within a device's part of nine tenths
+    of the memory of the node that has least for each; of a node whose memory nobody knows, nothing."""
+    nodes = [machine(name).groups[0].node for name in order]
+    job = Job(
+        cluster=cluster_of(nodes), model=load_model("gpt2"), workload=Workload(), profile=find_profile(), headroom=0.25
+    )
+    room, host = int(0.75 * min(node.gpu.memory_bytes for node in nodes)), int(0.9 * 768e9 / 8)
+    assert job.usable_bytes == room
+    assert host_bytes_per_device(job) == host
+    alike = joined([one(**filled(job, {}))] * 4)
+    held = np.array([room, room + 1, 0, 0]), np.array([0, 0, host, host + 1])
+    assert fits(job, alike, *held).tolist() == [True, False, True, False]
+    unknown = replace(job, cluster=cluster_of((nodes[0], replace(nodes[1], ram_bytes=None))))
+    assert host_bytes_per_device(unknown) == 0
 
 
 FACTORS = st.builds(

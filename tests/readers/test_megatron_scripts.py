@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.harness import call
+from tests.readers.reading import read_file
 from tests.readers.test_as_written import exposed
 
 SET = "export CUDA_DEVICE_MAX_CONNECTIONS=1\nNODES=2\nTP=4\n"
@@ -142,6 +143,41 @@ def test_experts_of_megatron_deepspeed_are_where_it_puts_them(tmp_path: Path) ->
     assert unasked["model"] == asked(tmp_path, named.replace("([0]+[1])*8", "'([0]+[1])*8'"))["model"]
     assert (unasked["mesh"]["ep"], unasked["mesh"]["etp"]) == (4, 1)
     assert asked(tmp_path, f"{experts} --mlp-type residual")["error"]["code"] == "E_CHOICE"
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("--num-layers-per-virtual-pipeline-stage 2", "--num-virtual-stages-per-pipeline-rank 2"),
+        ("--num-layers-per-virtual-pipeline-stage 4", "--num-virtual-stages-per-pipeline-rank 1"),
+        ("--num-experts 8", "--num-experts 8 --expert-model-parallel-size 1 --expert-tensor-parallel-size 4"),
+        (
+            "--num-layers-per-virtual-pipeline-stage 2 --recompute-granularity full --recompute-method block --recompute-num-layers 3",
+            "--num-virtual-stages-per-pipeline-rank 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_said_in_layers_or_not_at_all_is_said_in_numbers(short: str, long: str, tmp_path: Path) -> None:
+    """Sixteen layers on four stages: two layers a virtual stage are two virtual stages; experts are cut as dense layers are unless they are said
+    to be cut otherwise; three layers of chunks of two are all of them."""
+    says = []
+    for words in (short, long):
+        (tmp_path / "run.sh").write_text(f"{SET}{RUN} {MESH} {MODEL} {BATCH} {VOCAB} {words}\n", encoding="utf-8")
+        says.append(read_file(tmp_path / "run.sh", 16).says)
+    assert says[0] == says[1]
+    assert says[0]["virtual_stages"] == (2 if "-stage 2" in short else 1)
+    assert says[0].get("etp") == (4 if "experts" in short else None)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kind", "inner"), [("1 4", "ring", None), ("2 2", "hierarchical", 2), ("4 1", "all-to-all", None)]
+)
+def test_a_level_of_one_rank_is_none(sizes: str, kind: str, inner: int | None, tmp_path: Path) -> None:
+    """Sizes go from the inside out: groups of one rank exchange no heads, and one group is no ring."""
+    words = f"--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes {sizes}"
+    (tmp_path / "run.sh").write_text(f"{SET}{RUN} {MESH} {MODEL} {BATCH} {VOCAB} {words}\n", encoding="utf-8")
+    says = read_file(tmp_path / "run.sh", 64).says
+    assert (says["context_parallel"], says.get("cp_inner")) == (kind, inner)
 
 
 def test_megatron_deepspeed_wants_one_connection_for_sequence_parallelism_alone(tmp_path: Path) -> None:
