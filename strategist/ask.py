@@ -24,7 +24,7 @@ from strategist.facts.workload import Precision, Workload
 from strategist.planner.search import Frontend, Question
 from strategist.records import dataclass, field, replace
 from strategist.space.grammar import DEPTHS, Pin, parse_also, parse_forbids, parse_pins
-from strategist.units import format_count
+from strategist.units import counted, format_count
 
 DEFAULT_SEQ_LEN, DEFAULT_GLOBAL_BATCH, CPU_GLOBAL_BATCH = 4096, 256, 32
 ASSUMED_GPU, ASSUMED_GPUS = "h100-sxm-80gb", 8
@@ -467,7 +467,7 @@ def _workload(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Worklo
         tokens=given.tokens,
         expert_imbalance=_imbalance(given, shape),
     )
-    said = {"sequence length": (given.seq_len, seq_len, "--seq-len"), "global batch": (given.global_batch, f"{batch} sequences", "--global-batch"), "precision": (given.precision, f"{precision} compute, fp32 state", "--precision"), "optimizer": (given.optimizer, optimizer, "--optimizer")}  # fmt: skip
+    said = {"sequence length": (given.seq_len, seq_len, "--seq-len"), "global batch": (given.global_batch, counted(batch, "sequence"), "--global-batch"), "precision": (given.precision, f"{precision} compute, fp32 state", "--precision"), "optimizer": (given.optimizer, optimizer, "--optimizer")}  # fmt: skip
     if shape.is_convolutional:
         side = dict(shape.extra)["image"]
         said["sequence length"] = (

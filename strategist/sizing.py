@@ -20,7 +20,7 @@ from strategist.planner.size import Kind, answers, largest_looked_at, looked_at,
 from strategist.records import dataclass, replace
 from strategist.space.enumerate import divisors
 from strategist.timing.rates import require_rate
-from strategist.units import format_count
+from strategist.units import counted, format_count
 
 MOST_NODES = 2048
 """Eight devices each make the largest machines whose failures are known (catalogue: reliability)."""
@@ -119,11 +119,8 @@ def _with_batch(given: Given, gpu: str) -> tuple[Given, tuple[Assumption, ...]]:
     seq_len, of = job.workload.seq_len, "images_per_batch" if job.model.is_convolutional else "tokens_per_batch"
     row = next(row for row in rows("reliability") if row["name"] == of)
     batch = max(1, int(row["tokens"]) // seq_len)
-    words = (
-        f"{batch} images"
-        if job.model.unit == "images"
-        else f"{batch} sequences = {format_count(batch * seq_len)} tokens"
-    )
+    in_tokens = f" = {counted(batch * seq_len, 'token', format_count(batch * seq_len))}"
+    words = counted(batch, "image") if job.model.unit == "images" else counted(batch, "sequence") + in_tokens
     said = Assumption(
         what="global batch", value=f"{words} on all machines", flag="--global-batch", source=row["source"]
     )

@@ -21,6 +21,10 @@ _BYTES = {"B": 1} | {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")} | {
 _BITS = {f"{p}b": Decimal(1000 ** (i + 1)) / 8 for i, p in enumerate("KMGT")}
 _DURATION = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
+Units = Mapping[str, int]
+"""What limits are said in, and how much each is; the first is the smallest."""
+_MEMORY, _RATES, _TIMES, _COUNTS = {"B": 1, "TiB": TIB}, {"MB/s": 10**6, "GB/s": 10**9}, {"s": 1, "d": 86400}, {"": 1, "T": 10**12}  # fmt: skip
+
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE]([+-]?[0-9]+))?")
 _SIGNED = re.compile(r"-\s*[0-9.]")
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
@@ -65,17 +69,28 @@ def _bound_error(code: str, text: object, flag: str, limit: str, example: str) -
     return InputError(code, f"{flag} is too {word}.{allowed}", flag=flag, value=text, hint=f"Example: {example}.")
 
 
-def _bounded(value: Decimal, text: str, flag: str, low: int | Decimal, high: int | Decimal, example: str) -> Decimal:
+def _bounded(
+    value: Decimal,
+    text: str,
+    flag: str,
+    low: int | Decimal,
+    high: int | Decimal,
+    example: str,
+    units: Units | None = None,
+) -> Decimal:
+    units = units or {"": 1}
     if value > high:
-        raise _bound_error("TOO_LARGE", text, flag, _limit(high), example)
+        raise _bound_error("TOO_LARGE", text, flag, _limit(high, units), example)
     if value < low:
-        raise _bound_error("TOO_SMALL", text, flag, _limit(low), example)
+        raise _bound_error("TOO_SMALL", text, flag, _limit(low, units), example)
     return value
 
 
-def _limit(bound: int | Decimal) -> str:
-    """Limits are round numbers; what people could count on is written out."""
-    return f"{bound}" if bound < 10**10 else f"{float(bound):.6g}".replace("e+", "e")
+def _limit(bound: int | Decimal, units: Units) -> str:
+    """Limits are round numbers, in the largest unit that they are one of, as a flag takes them; what people could count on is written out."""
+    unit, each = max(((unit, each) for unit, each in units.items() if bound >= each), key=lambda one: one[1], default=next(iter(units.items())))  # fmt: skip
+    said = bound if each == 1 else int(bound // each)
+    return f"{said if said < 10**10 else f'{float(said):.6g}'.replace('e+', 'e')}{unit}"
 
 
 def parse_integer(text: str, flag: str, *, low: int = 1, high: int, example: str) -> int:
@@ -85,7 +100,7 @@ def parse_integer(text: str, flag: str, *, low: int = 1, high: int, example: str
         kind = "Lists are for `sweep`." if rest[0] in ";," else "Ranges are not accepted." if rest[0] == ":" else f"Example: {example}."  # fmt: skip
         raise InputError("PARSE", f"{flag} must be one whole number.", flag=flag, value=text, hint=kind)
     if number > high:
-        raise _bound_error("TOO_LARGE", text, flag, _limit(high), example)
+        raise _bound_error("TOO_LARGE", text, flag, _limit(high, {"": 1}), example)
     if not text.strip(" ").isdigit():
         raise InputError("INTEGER", f"{flag} must be a whole number written with digits only.", flag=flag, value=text, hint=f"Example: {example}.")  # fmt: skip
     return int(_bounded(number, text, flag, low, high, example))
@@ -104,7 +119,7 @@ def parse_count(text: str, flag: str, *, low: int, high: int, example: str) -> i
             raise InputError("UNIT", f"{flag} counts things, not bytes.", flag=flag, value=text, hint=f"Example: {example}.")  # fmt: skip
         hint = "Use B for 1e9." if unit.upper() == "G" else f"Write it without separators, for example {example}."
         raise InputError("PARSE", f"{flag} is not a count: {shown(text)}.{accepted}", flag=flag, value=text, hint=hint)  # fmt: skip
-    value = _bounded(number * _DECIMAL.get(unit.upper(), 1), text, flag, low, high, example)
+    value = _bounded(number * _DECIMAL.get(unit.upper(), 1), text, flag, low, high, example, _COUNTS)
     if value != value.to_integral_value():
         raise InputError("INTEGER", f"{flag} must come out whole, and {shown(text)} does not.", flag=flag, value=text, hint=f"Example: {example}.")  # fmt: skip
     return int(value)
@@ -123,16 +138,16 @@ def parse_real(text: str, flag: str, *, low: Decimal = Decimal(0), high: Decimal
 def _with_unit(text: str, flag: str, table: Mapping[str, int | Decimal], wrong: str, example: str) -> Decimal:
     number, unit = _split(text, flag, example)
     if unit not in table:
-        said = f"{shown(unit)} is not a unit of it" if unit else "a unit is required"
+        said = f"{shown(unit)} is not a unit of it" if unit else "a unit is missing"
         raise InputError("UNIT", f"{flag}: {said}. {wrong}", flag=flag, value=text, hint=f"Example: {example}.")
     return number * table[unit]
 
 
 def parse_bytes(text: str, flag: str, *, low: int = 1, high: int = 16 * TIB, example: str = "80GiB") -> int:
     """A memory size in bytes: GB is 1e9 bytes, GiB is 2**30. Raises InputError UNIT without a unit or for bits."""
-    wrong = "Gigabits do not measure memory; did you mean GB?" if text.rstrip(" ").endswith("b") else "GiB (2**30) or GB (1e9) is required."  # fmt: skip
+    wrong = "Gigabits do not measure memory; did you mean GB?" if text.rstrip(" ").endswith("b") else "Say GiB (2**30) or GB (1e9)."  # fmt: skip
     value = _with_unit(text, flag, _BYTES, wrong, example)
-    return int(_bounded(value, text, flag, low, high, example))
+    return int(_bounded(value, text, flag, low, high, example, _MEMORY))
 
 
 LOWEST_RATE_BPS, HIGHEST_RATE_BPS = 10**6, 10**15
@@ -143,9 +158,7 @@ def parse_rate(text: str, flag: str, *, example: str = "400Gb/s") -> float:
     """A data rate in bytes per second, one direction. 400Gb/s equals 50GB/s. Raises InputError UNIT without a unit."""
     table = {f"{u}{per}": factor for u, factor in (_BYTES | _BITS).items() for per in ("/s", "ps")}
     value = _with_unit(text, flag, table, "Say bits or bytes: Gb/s or GB/s.", example)
-    if value < LOWEST_RATE_BPS:
-        raise _bound_error("TOO_SMALL", text, flag, "1 MB/s", example)
-    return float(_bounded(value, text, flag, LOWEST_RATE_BPS, HIGHEST_RATE_BPS, example))
+    return float(_bounded(value, text, flag, LOWEST_RATE_BPS, HIGHEST_RATE_BPS, example, _RATES))
 
 
 DAY = 86400
@@ -156,7 +169,7 @@ LONGEST = 10**10
 def parse_duration(text: str, flag: str, *, example: str = "30d", high: int = LONGEST) -> float:
     """A duration in seconds: 90s, 30min, 12h, 30d, 2w."""
     value = _with_unit(text, flag, _DURATION, "Say s, min, h, d or w.", example)
-    return float(_bounded(value, text, flag, Decimal("0.001"), high, example))
+    return float(_bounded(value, text, flag, Decimal("0.001"), high, example, _TIMES))
 
 
 def three_digits(value: float) -> str:
@@ -172,9 +185,9 @@ def format_gib(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things: `1 run`, `1,024 runs`; of nouns whose plural ends in s."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str, words: str = "") -> str:
+    """A number of things, as it stands or in `words`: `1 run`, `24 runs`, `1.05 M tokens`; of nouns whose plural ends in s."""
+    return f"{words or number} {noun}{'' if number == 1 else 's'}"
 
 
 def format_count(value: float) -> str:

@@ -15,7 +15,7 @@ from strategist.facts.calibration import Factor, Near, on_parts, shipped_factors
 from strategist.planner.write import Interval, interval
 from strategist.records import replace
 from strategist.reports.lines import Line, Span, line, table, wrapped
-from strategist.units import plain_text
+from strategist.units import counted, plain_text
 
 INDENT = 14
 LISTED = 5
@@ -90,7 +90,7 @@ def inside_text(judged: Sequence[Judged], near: tuple[Near, ...], width: int) ->
     if not timed:
         return []
     inside = sum(bounds.low <= ratio <= bounds.high for ratio, bounds in timed) / len(timed)
-    words = f"{100 * inside:.0f} % of {len(timed)} runs lie inside the interval of 80 % of their prediction"
+    words = f"{100 * inside:.0f} % of {counted(len(timed), 'run')} {'lies' if len(timed) == 1 else 'lie'} inside the interval of 80 % of {'its' if len(timed) == 1 else 'their'} prediction"
     return wrapped("interval", words, width, indent=INDENT)
 
 
@@ -107,14 +107,14 @@ def skipped_text(judged: Sequence[Judged], width: int) -> list[Line]:
 def _block(group: Group, width: int) -> Iterator[Line]:
     title = ", ".join(f"{value or '(not stated)'}" for value in group.key.values()) or "all rows"
     yield line(Span(title, "title"))
-    yield from wrapped("  covered", f"{group.covered} of {group.rows} rows", width, indent=INDENT)
+    yield from wrapped("  covered", f"{group.covered} of {counted(group.rows, 'row')}", width, indent=INDENT)
     for reason, number in group.skipped.items():
         yield from wrapped("  skipped", f"{number}: {reason}", width, indent=INDENT, style="dim")
     if group.time is not None:
         t = group.time
         words = f"median factor x{t.factor:.3f}, bias {100 * t.bias:+.1f} %, within 10 % {100 * t.within_10:.0f} %, within 25 % {100 * t.within_25:.0f} %"
         yield from wrapped("  step time", words, width, indent=INDENT)
-        more = f"MAPE {100 * t.mape:.1f} %, median {100 * t.median:.1f} %, p90 {100 * t.p90:.1f} %, max {100 * t.max:.0f} % over {t.runs} rows"
+        more = f"MAPE {100 * t.mape:.1f} %, median {100 * t.median:.1f} %, p90 {100 * t.p90:.1f} %, max {100 * t.max:.0f} % over {counted(t.runs, 'row')}"
         yield from wrapped("", more, width, indent=INDENT)
     yield from _orders(group, width)
     yield from _memory(group, width)
@@ -134,7 +134,7 @@ def _memory(group: Group, width: int) -> Iterator[Line]:
         words = f"ran: {o.fits_and_ran} predicted to fit, {o.refused_but_ran} not; out of memory: {o.refused_and_oom} predicted, {o.fits_but_oom} not"
         words += f"; {o.assumed} fit only with a recompute policy that is not stated" if o.assumed else ""
         yield from wrapped("  OOM", words, width, indent=INDENT)
-    rows = [("", kind.kind, f"median {100 * kind.median:.1f} %, p90 {100 * kind.p90:.1f} %, max {100 * kind.max:.0f} %, bias {100 * kind.bias:+.1f} % over {kind.runs} rows") for kind in group.memory]  # fmt: skip
+    rows = [("", kind.kind, f"median {100 * kind.median:.1f} %, p90 {100 * kind.p90:.1f} %, max {100 * kind.max:.0f} %, bias {100 * kind.bias:+.1f} % over {counted(kind.runs, 'row')}") for kind in group.memory]  # fmt: skip
     if rows:
         yield from wrapped("  memory", "by what the figure counts", width, indent=INDENT)
         yield from table(rows, width, indent=4)

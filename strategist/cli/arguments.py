@@ -164,6 +164,10 @@ def _as_list(flag: Flag, given: list[str]) -> str:
 
 def _named(command: Command, rest: Sequence[str]) -> dict[str, str | tuple[str, ...] | None]:
     """The words without flags by the names of the positionals."""
+    for number, word in enumerate(rest):
+        if not word.strip() and command.positionals:
+            name = command.positionals[min(number, len(command.positionals) - 1)].name.upper()
+            raise InputError("EMPTY", f"{name} is empty.", flag=name, value=word, hint=f"See `strategist {command.name} --help`.")  # fmt: skip
     needed = [positional.name for positional in command.positionals if not positional.optional]
     if len(rest) < len(needed):
         missing = needed[len(rest)]

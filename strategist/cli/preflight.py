@@ -10,6 +10,7 @@ from strategist.errors import ImpossibleError, InputError, StaleError
 from strategist.executor.support import obstacles, require_packages, way_out
 from strategist.facts.clusters import resolve_cluster
 from strategist.planner.check import require_sound
+from strategist.units import counted
 
 
 def preflight(plan: Plan, *, allow_edited: bool, accept_hardware: bool, own_job: bool) -> None:
@@ -80,7 +81,7 @@ def _devices(plan: Plan) -> None:
     if here < plan.mesh.world:
         raise ImpossibleError(
             "UNSUPPORTED_DEVICE",
-            f"The plan needs {plan.mesh.world} GPUs, one per rank, and this machine has {here}.",
+            f"The plan needs {counted(plan.mesh.world, 'GPU')}, one per rank, and this machine has {here}.",
             flag="PLAN",
             value=plan.mesh.world,
             hint="Plan again with --hardware local, or emit the plan for the machines that have them.",
@@ -100,5 +101,5 @@ def _differences(plan: Plan) -> list[str]:
         differences.append(f"device {found.gpu.title} instead of {planned.gpu.title}")
     if found.gpu.vendor == "CPU" or found.gpus < planned.gpus:
         have = 0 if found.gpu.vendor == "CPU" else found.gpus
-        differences.append(f"{have} GPUs instead of {planned.gpus}")
+        differences.append(f"{counted(have, 'GPU')} instead of {planned.gpus}")
     return differences

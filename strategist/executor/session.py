@@ -46,6 +46,7 @@ from strategist.executor.tied import TiedEnds
 from strategist.executor.versions import versions
 from strategist.facts.constants import PLAIN
 from strategist.records import dataclass
+from strategist.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +142,7 @@ class Session:
             if value.shape[0] != expected:
                 raise ImpossibleError(
                     "BATCH_SPLIT",
-                    f"{name} holds {value.shape[0]} sequences; the plan gives {expected} to this data rank "
+                    f"{name} holds {counted(value.shape[0], 'sequence')}; the plan gives {expected} to this data rank "
                     f"({self.job.plan.batch_identity} over all).",
                     flag=name,
                     value=value.shape[0],

@@ -17,6 +17,7 @@ from strategist.executor.pipeline_support import IN_TWO_PARTS, pipeline_obstacle
 from strategist.facts.layers import sides_divide
 from strategist.facts.tables import served_tables
 from strategist.facts.workload import FLOAT8_MULTIPLE
+from strategist.units import counted
 
 FORMATS = (
     NumberFormats(parameter="float64", gradient="float64", reduce="float64", compute="float64"),
@@ -547,7 +548,7 @@ def _batch(plan: Plan) -> Iterator[Obstacle]:
             code="BATCH_SPLIT",
             place="workload.global_batch",
             value=asked,
-            sentence=f"The global batch is {asked} sequences, but {plan.batch_identity}.",
+            sentence=f"The global batch is {counted(asked, 'sequence')}, but {plan.batch_identity}.",
             hint="Make the product equal to the global batch.",
         )
 

@@ -19,6 +19,7 @@ from strategist.units import (
     HIGHEST_RATE_BPS,
     LOWEST_RATE_BPS,
     TIB,
+    format_gib,
     format_rate,
     parse_bytes,
     parse_integer,
@@ -183,6 +184,8 @@ def bounded_count(value: int, flag: str, high: int) -> int:
 
 def bounded_memory(value: int | None, flag: str) -> int | None:
     """A memory size in 1 byte..16 TiB."""
+    if isinstance(value, int) and value > MAX_MEMORY_BYTES:
+        raise InputError("TOO_LARGE", f"{flag} is too large. The limit is {format_gib(MAX_MEMORY_BYTES)}.", flag=flag, value=value, hint="It is in bytes.")  # fmt: skip
     return None if value is None else bounded_count(value, flag, MAX_MEMORY_BYTES)
 
 

@@ -27,7 +27,7 @@ from strategist.rulebook.vocabulary import WORDS
 from strategist.space.candidates import code
 from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
-from strategist.units import format_count, format_gib
+from strategist.units import counted, format_count, format_gib
 
 MAX_FIXES = 4
 MOST_TRIED = 2**23
@@ -61,7 +61,7 @@ def _nothing_enumerated(asked: Question) -> Explained:
         flag = "--micro-batch" if batch.key == "micro_batch" else "--grad-accum"
         return ImpossibleError(
             "BATCH_SPLIT",
-            f"{batch.key} {batch.word} cannot make up the global batch of {limits.global_batch} sequences on {limits.world} devices: global batch = micro-batch x accumulation x data-parallel ranks.",
+            f"{batch.key} {batch.word} cannot make up the global batch of {counted(limits.global_batch, 'sequence')} on {counted(limits.world, 'device')}: global batch = micro-batch x accumulation x data-parallel ranks.",
             flag=flag,
             value=batch.word,
             hint=f"Values that divide the batch: {', '.join(str(d) for d in divisors(limits.global_batch)[:12])}.",

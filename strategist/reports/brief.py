@@ -12,7 +12,7 @@ from strategist.facts.model import LOOKED_UP
 from strategist.facts.parameters import count, without_adapters
 from strategist.reports.lines import HELD, Line, Span, Style, bar, line, phrases, table, wrapped
 from strategist.rulebook.rule import load_families
-from strategist.units import format_count, format_duration, format_gib, format_rate, format_seconds
+from strategist.units import counted, format_count, format_duration, format_gib, format_rate, format_seconds
 
 INDENT = 12
 
@@ -76,14 +76,18 @@ def job_words(plan: Costed) -> str:
     batch = batch_words(plan.model.unit, work.seq_len, work.global_batch)
     if plan.model.unit == "images":
         return f"{job}, {batch} per step"
-    tokens = format_count(work.tokens_per_step)
+    tokens = counted(work.tokens_per_step, "token", format_count(work.tokens_per_step))
     crowded = f", busiest experts {work.expert_imbalance:g} times the mean" if work.expert_imbalance > 1 else ""
-    return f"{job}, {batch} = {tokens} tokens per step{crowded}"
+    return f"{job}, {batch} = {tokens} per step{crowded}"
 
 
 def batch_words(unit: str, seq_len: int, global_batch: int) -> str:
     """What one step takes; an image is no sequence that people know the length of."""
-    return f"{global_batch} images" if unit == "images" else f"sequence {seq_len}, {global_batch} sequences"
+    return (
+        counted(global_batch, "image")
+        if unit == "images"
+        else f"sequence {seq_len}, {counted(global_batch, 'sequence')}"
+    )
 
 
 def _method_words(plan: Costed) -> str:

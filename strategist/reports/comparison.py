@@ -70,5 +70,6 @@ def _unequal(found: Comparison, width: int) -> Iterator[Line]:
     questions = ("model", "hardware", "seq_len", "global_batch")
     other = [name for name in questions if len({getattr(side, name) for side in found.sides}) > 1]
     if other:
-        text = f"The sides answer different questions: {', '.join(other)} differ."
+        named = [name.replace("seq_len", "sequence length").replace("_", " ") for name in other]
+        text = f"The sides answer different questions: {', '.join(named)} {'differs' if len(named) == 1 else 'differ'}."
         yield from wrapped("note", text, width, indent=6, style="warn", label_style="warn")

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bench_accuracy import BARS, FALSE_OOM, MEMORY_BARS, alone, figures
-from benchmarks.held_out import MIN_RUNS, NOISE, Error, bounds, fitted, left_out, names, scored
+from benchmarks.held_out import MIN_RUNS, Error, bounds, fitted, left_out, names, scored
 from benchmarks.record import read
 from docs.accuracy_bars import bars
+from strategist.accuracy.bounds import NOISE
 from strategist.accuracy.judge import judge
 from strategist.catalog import rows
 from strategist.facts.calibration import shipped_factors

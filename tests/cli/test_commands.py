@@ -16,6 +16,7 @@ from strategist.cli import COMMANDS
 from strategist.cli.arguments import Command
 from strategist.cli.flags import COMMON, Flag
 from strategist.emitters import EMITTERS
+from strategist.reports.brief import batch_words
 from strategist.rulebook.rule import BOOKS, load_rules
 from tests.cli.bad_inputs import written
 from tests.cli.harness import MANY, SMALL, call, hand_written, plan_file, runs_file
@@ -393,3 +394,39 @@ def test_examples_work(example: str) -> None:
     """What a help page shows to be copied has an answer."""
     found = call(*shlex.split(example)[1:])
     assert (found.code, found.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("plan", "--model", "7B", "--gpu", "h100", "--gpu-memory", "100000TiB"), "E_TOO_LARGE", "The limit is 16TiB."),
+        (("plan", "--model", "7B", "--gpu", "h100", "--inter-bw", "1e9GB/s"), "E_TOO_LARGE", "The limit is 1000000GB/s."),
+        (("plan", "--model", "7B", "--gpu", "h100", "--inter-bw", "1B/s"), "E_TOO_SMALL", "smallest allowed is 1MB/s."),
+        (("plan", "--model-size", "1e30"), "E_TOO_LARGE", "The limit is 100T."),
+        (("size", "--model", "7B", "--tokens", "1B", "--deadline", "99999999999d"), "E_TOO_LARGE", "The limit is 115740d."),
+        (("plan", "--model", "7B", "--gpu", "h100", "--gpu-memory", "80"), "E_UNIT", "--gpu-memory: a unit is missing. Say GiB"),
+        (("compare", ""), "E_EMPTY", "A is empty."),
+        (("compare", "dp=8", " "), "E_EMPTY", "B is empty."),
+        (("explain", ""), "E_EMPTY", "PLAN is empty."),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_refusals_speak_in_the_units_of_their_flags(words: tuple[str, ...], code: str, said: str) -> None:
+    """A limit is said as the flag takes it, a unit that is missing once, and an empty word by its name."""
+    error = call(*words, "--json").error
+    assert error["code"] == code
+    assert said in error["message"]
+
+
+def test_one_is_no_plural() -> None:
+    """A single sequence of a single token, and sides that differ in one thing."""
+    one = call("plan", "--model", "gpt2", "--gpu", "h100", "--gpus-per-node", "1", "--nodes", "1", "--global-batch", "1", "--seq-len", "1")  # fmt: skip
+    assert "1 sequence = 1 token per step" in " ".join(one.out.split())
+    assert (batch_words("images", 1, 1), batch_words("images", 1, 2)) == ("1 image", "2 images")
+
+
+def test_sides_that_differ_in_one_thing(tmp_path: Path) -> None:
+    """The note about different questions has a verb that agrees."""
+    other = plan_file(tmp_path, *SMALL, "--seq-len", "512", name="b.json")
+    told = " ".join(call("compare", plan_file(tmp_path), other).out.split())
+    assert "different questions: sequence length differs." in told
