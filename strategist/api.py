@@ -11,6 +11,7 @@ from strategist.ask import Asked, Given, complete
 from strategist.document.plan import Hint, Plan, Policy
 from strategist.errors import ImpossibleError, require_function, require_type, wrong_type
 from strategist.executor.support import obstacles, way_out
+from strategist.facts.profile import engine_of
 from strategist.facts.workload import Workload
 from strategist.fields import CHOICE, WORKLOAD, checked_fields, checked_policy, checked_top, yes_or_no
 from strategist.planner import recommend as planner
@@ -168,8 +169,8 @@ def _unlooked(asked: Asked, extras: Extras | None) -> tuple[Hint, ...]:
 
 
 def _not_executable(plan: Plan) -> tuple[Hint, ...]:
-    """What our own executor cannot run yet, and what to change."""
-    missing = obstacles(plan)
+    """What our own executor cannot run yet, and what to change; nothing of a plan that is for another."""
+    missing = obstacles(plan) if engine_of(plan.request.frontend) in ("any", "strategist") else ()
     words = ["`strategist run` cannot execute this plan yet.", *(obstacle.sentence for obstacle in missing)]
     return (Hint(code="W_NOT_EXECUTABLE", sentence=" ".join([*words, way_out(missing)])),) if missing else ()
 

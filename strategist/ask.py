@@ -111,7 +111,11 @@ def complete(given: Given) -> Asked:
         headroom=given.headroom,
         frontend=given.frontend,
     )
-    job, from_runs = _calibrated(_as_trained(job) if model.adapters is not None or model.frozen else job, given)
+    frontend = frontend_named(given.frontend)
+    job = _as_trained(job) if model.adapters is not None or model.frozen else job
+    if frontend is not None and given.framework is None:
+        job = frontend.as_run(job)
+    job, from_runs = _calibrated(job, given)
     question = Question(
         job=job,
         pins=pins,
@@ -119,7 +123,7 @@ def complete(given: Given) -> Asked:
         also=also,
         objective=given.objective,
         rule_folders=given.rules,
-        frontend=frontend_named(given.frontend),
+        frontend=frontend,
     )
     return Asked(
         question=question,
@@ -131,7 +135,7 @@ def complete(given: Given) -> Asked:
             *from_method,
             *from_runs,
             *_inexact(pins),
-            *_unmodelled(given),
+            *_as_run(given, job),
         ),
         notes=(*(_as_hint(text) for text in (*machines.notes, *model.notes)), *_partly(model)),
         time_budget=given.time_budget,
@@ -247,12 +251,13 @@ def _inexact(pins: tuple[Pin, ...]) -> tuple[Assumption, ...]:
     return tuple(loss_of_exactness(word) for word in words)
 
 
-def _unmodelled(given: Given) -> tuple[Assumption, ...]:
-    """A framework's limits are known before its buffers and kernels are."""
+def _as_run(given: Given, job: Job) -> tuple[Assumption, ...]:
+    """Whose buffers and kernels are counted for a front end that is not ours."""
     if engine_of(given.frontend) in ("any", "strategist"):
         return ()
-    value = f"{given.frontend} limits the layouts; bytes and seconds are those of strategist's own executor"
-    return (Assumption(what="framework", value=value, flag="--frontend", basis="assumed"),)
+    limits = f"{given.frontend} limits the layouts"
+    value = f"{limits}; bytes and seconds are those of {job.profile.title}"
+    return (Assumption(what="framework", value=value, flag="--frontend", basis="assumed", source=job.profile.source),)
 
 
 def _request(given: Given, pins: tuple[Pin, ...], forbids: tuple[str, ...], also: tuple[str, ...]) -> Request:

@@ -18,11 +18,12 @@ from strategist.emitters import EMITTERS, find_emitter
 from strategist.emitters.emitter import Emitter
 from strategist.errors import ImpossibleError
 from strategist.executor.support import obstacles
-from strategist.facts.job import Job
+from strategist.facts.job import ByLayout, Job
+from strategist.facts.profile import Profile, find_profile, profile_for, with_frozen_base
 from strategist.planner.check import require_sound
 from strategist.planner.kinds import UNEVEN
-from strategist.planner.write import mesh_of, stages_of, strategy_of
-from strategist.records import dataclass, names_of
+from strategist.planner.write import fields_of, formats_of, mesh_of, stages_of, strategy_of
+from strategist.records import dataclass, names_of, replace
 from strategist.rulebook.apply import fired, sentence
 from strategist.rulebook.rule import load_rules
 from strategist.space.candidates import MESH_COLUMNS, OF_LAYERS, OPTION_COLUMNS, Candidates, Column, Mask
@@ -65,6 +66,29 @@ class Target:
         """The target itself."""
         return find_emitter(self.name, "--frontend")
 
+    def as_run(self, job: Job) -> Job:
+        """The job as what the target's files start runs it; those on our executor are run as ever."""
+        base = _known_there(profile_for(self.name, job.workload.precision), job)
+        return job if base == job.profile else replace(job, profile=base, by_layout=self.by_layout)
+
+    def by_layout(self, job: Job, candidates: Candidates) -> ByLayout:
+        """Profiles of a job's layouts: that of the target, or one of DeepSpeed's where that does the work."""
+        first, sort = candidates.alike("zero", "offload", "tp", "pp")
+        own = [self._profile(job, candidates.where(first[place : place + 1])) for place in range(len(first))]
+        places: dict[Profile, list[int]] = {}
+        for place, profile in enumerate(own):
+            places.setdefault(profile, []).append(place)
+        return tuple((profile, np.flatnonzero(np.isin(sort, same))) for profile, same in places.items())
+
+    def _profile(self, job: Job, alone: Candidates) -> Profile:
+        """The profile of one layout."""
+        words = alone.row(0)
+        strategy: Any = SimpleNamespace(zero=words["zero"], offload=words["offload"], formats=formats_of(job))
+        zero_3_alone = words["zero"] == 3 and words["tp"] == words["pp"] == 1
+        is_engine = self.emitter.by_deepspeed(strategy)
+        precision = job.workload.precision
+        return _known_there(profile_for(self.name, precision, by_deepspeed=is_engine, zero_3_alone=zero_3_alone), job)
+
     def says(self, job: Job, candidates: Candidates) -> Mask:
         """Which layouts the target has files for, (C,).
 
@@ -91,6 +115,14 @@ class Target:
         show, obstacles = shown_plans(job, candidates), self.emitter.obstacles
         first, _ = _alike(candidates)
         return int(min(first.tolist(), key=lambda row: (len(tuple(obstacles(show(row)))), row)))
+
+
+def _known_there(profile: Profile, job: Job) -> Profile:
+    """The profile for what a job trains. Where nobody knows what its optimizer holds there, no target can say it, and ours
+    stands for it."""
+    if job.workload.optimizer not in dict(profile.optimizer_state_bytes):
+        profile = find_profile()
+    return profile if job.model.adapters is None else with_frozen_base(profile)
 
 
 def _alike(candidates: Candidates) -> tuple[Column, Column]:
@@ -145,11 +177,27 @@ def target_of(plan: Plan) -> tuple[str, str]:
     return found.target, found.words
 
 
+BY_PROFILE = ("formats", "compile", "profile")
+"""Fields of a strategy that the profile decides."""
+
+
+def _by_profile(job: Job, candidates: Candidates) -> tuple[list[dict[str, Any]], Column]:
+    """What the profiles of some layouts decide, and the place of every layout's, (C,)."""
+    parts = () if job.by_layout is None else job.by_layout(job, candidates)
+    runs_as, own = np.zeros(len(candidates), np.int64), []
+    for place, (profile, rows) in enumerate(parts):
+        runs_as[rows] = place
+        own.append(fields_of(replace(job, profile=profile)))
+    return own or [fields_of(job)], runs_as
+
+
 def shown_plans(job: Job, candidates: Candidates) -> Callable[[int], Plan]:
     """What targets read of a Plan, for any row: machines, model, work, mesh and strategy, and how many processes there are."""
     first = strategy_of(job, candidates.row(0))
     chosen = [name for name in candidates.choices if name not in (*BATCH, *MESH_COLUMNS)]
-    same = {name: getattr(first, name) for name in names_of(type(first)) if name not in (*BATCH, *chosen, "stages")}
+    left = (*BATCH, *chosen, *BY_PROFILE, "stages")
+    same = {name: getattr(first, name) for name in names_of(type(first)) if name not in left}
+    own, runs_as = _by_profile(job, candidates)
     one_process, is_uneven = candidates.in_threads, UNEVEN in candidates.columns
 
     @cache
@@ -161,6 +209,7 @@ def shown_plans(job: Job, candidates: Candidates) -> Callable[[int], Plan]:
         words: dict[str, Any] = {name: candidates.word(name, row) for name in chosen}
         mesh = mesh_of({axis: int(candidates[axis][row]) for axis in MESH_COLUMNS})
         cut = stages(mesh.pp, words["virtual_stages"], words["stage_split"], words["schedule"])
+        words |= own[runs_as[row]]
         words["sequence_parallel"] = bool(words["sequence_parallel"])
         if is_uneven:
             words[UNEVEN] = tuple(

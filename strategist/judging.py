@@ -13,9 +13,8 @@ from strategist.document.judgement import Finding, Judgement, Said
 from strategist.document.prediction import Prediction
 from strategist.errors import ImpossibleError, InputError
 from strategist.facts.job import Job
-from strategist.facts.profile import ZERO_3, with_habits, with_narrow_weights, with_states
+from strategist.facts.profile import ENGINE, of_stage, with_gradients, with_habits, with_narrow_weights, with_states
 from strategist.readers import READERS, open_source, reader_of
-from strategist.readers.deepspeed import ENGINE
 from strategist.readers.foreign import IN_BF16, Foreign, Reader, Says, Source, Unsaid, finding, told
 from strategist.records import replace
 from strategist.space.candidates import WORDS
@@ -144,7 +143,8 @@ def _together(given: Given, says: Says) -> Says:
     the other way round, has all data-parallel ranks in mind, not the file's replicas; another global batch has its own accumulation."""
     pins = () if given.strategy is None else parse_pins(given.strategy, "--strategy")
     own = {pin.key: pin.word if pin.key in WORDS else pin.value for pin in pins}
-    turns = "zero" in own and bool(own["zero"]) != bool(says.get("zero")) and not set(own) & set(REPLICAS)
+    shards = bool(says["zero"]) if "zero" in says else says.get("dp_shard", 1) != 1
+    turns = "zero" in own and bool(own["zero"]) != shards and not set(own) & set(REPLICAS)
     left = set(REPLICAS) if turns or "dp" in own else set()
     left |= {"accumulation"} if given.global_batch else set()
     kept = {name: word for name, word in says.items() if name not in left}
@@ -200,8 +200,7 @@ def _profile(reader: Reader, says: Says, layout: Layout) -> str:
     if reader.profile not in LOOPS:
         return reader.profile
     engine = _word(says, "engine") or reader.profile
-    cuts_weights_alone = layout.get("zero") == 3 and layout.get("tp", 1) == layout.get("pp", 1) == 1
-    return ZERO_3 if engine == ENGINE and cuts_weights_alone else engine
+    return of_stage(engine, layout.get("zero") == 3 and layout.get("tp", 1) == layout.get("pp", 1) == 1)
 
 
 def _word(says: Says, name: str) -> str | None:
@@ -216,7 +215,7 @@ def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
     profile = job.profile
     if reader.says_gradients:
         named = {name: str(says[name]) for name in ("gradient", "reduce") if name in says}
-        profile = replace(profile, formats=tuple((word, replace(own, **named)) for word, own in profile.formats))
+        profile = with_gradients(profile, **named)
     if IN_BF16.items() <= says.items() and not job.adapters:
         profile = with_narrow_weights(profile, "bfloat16", str(says.get("reduce", "bfloat16")))
     state, copies = says.get("state_bytes"), says.get("update_bytes")

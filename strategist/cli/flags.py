@@ -85,7 +85,7 @@ CHOICE = (
     Flag("--objective", "what is best", "WORD", choices=("time", "cost", "memory", "simplicity")),
     Flag(
         "--frontend",
-        "keep to layouts that a framework or launcher can run and say",
+        "keep to layouts that a framework or launcher can run and say, counted as it runs them",
         "NAME",
         choices=frontends(),
     ),
@@ -108,7 +108,7 @@ CHOICE = (
 FRONTEND = (
     Flag(
         "--frontend",
-        "keep to layouts that a framework or launcher can run and say; auto: rules choose it",
+        "keep to layouts that a framework or launcher can run and say, counted as it runs them; auto: rules choose it",
         "NAME",
         choices=(*frontends(), AUTO),
     ),

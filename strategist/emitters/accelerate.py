@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from strategist.document.plan import Plan
+from strategist.document.plan import Plan, Strategy
 from strategist.emitters import deepspeed, transformers
 from strategist.emitters.coverage import (
     EVERY,
@@ -36,10 +36,14 @@ MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 """Accelerate's names of formats of compute. Weights and gradients stay fp32 beside each of them."""
 
 
+def by_deepspeed(strategy: Strategy) -> bool:
+    """Whether DeepSpeed does the work: what FSDP2 has no word for."""
+    return strategy.offload in ("optimizer", "nvme") or strategy.zero == 1 or strategy.formats in deepspeed.MASTERED
+
+
 def engine_of(plan: Plan) -> str:
     """Accelerate's distributed_type for a plan."""
-    strategy = plan.strategy
-    if strategy.offload in ("optimizer", "nvme") or strategy.zero == 1 or strategy.formats in deepspeed.MASTERED:
+    if by_deepspeed(plan.strategy):
         return "DEEPSPEED"
     if plan.mesh.world == 1:
         return "NO"
@@ -279,4 +283,5 @@ ACCELERATE = Emitter(
     coverage=COVERAGE,
     executables=("launch.sh",),
     names_drive=True,
+    by_deepspeed=by_deepspeed,
 )

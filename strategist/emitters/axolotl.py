@@ -111,4 +111,5 @@ AXOLOTL = Emitter(
     axes=COVERAGE.axes,
     coverage=COVERAGE,
     executables=("launch.sh",),
+    by_deepspeed=deepspeed.has_zero,
 )

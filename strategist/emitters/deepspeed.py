@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from strategist.document.plan import Dtype, NumberFormats, Plan
+from strategist.document.plan import Dtype, NumberFormats, Plan, Strategy
 from strategist.emitters import zero_plus_plus
 from strategist.emitters.coverage import (
     AUTOCAST,
@@ -310,6 +310,11 @@ def named(plan: Plan) -> dict[str, str]:
     return {"deepspeed": str(CONFIG)} if plan.strategy.zero else {}
 
 
+def has_zero(strategy: Strategy) -> bool:
+    """Whether front ends that leave all of ZeRO to DeepSpeed need it."""
+    return strategy.zero > 0
+
+
 def file_for_zero(plan: Plan, options: Options) -> dict[PurePosixPath, str]:
     """DeepSpeed's file, where ZeRO needs it."""
     return own_file(plan, options) if plan.strategy.zero else {}
@@ -325,4 +330,5 @@ DEEPSPEED = Emitter(
     coverage=COVERAGE,
     executables=("launch.sh",),
     names_drive=True,
+    by_deepspeed=lambda strategy: True,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 
-from strategist.document.plan import Plan
+from strategist.document.plan import Plan, Strategy
 from strategist.emitters.coverage import Coverage
 from strategist.emitters.places import ranks_per_node
 from strategist.errors import ImpossibleError
@@ -33,7 +33,8 @@ class Emitter:
     possible; `axes` are the mesh axes that may be larger than one; `executables` are the file names that must be
     runnable. What a framework can say is its `coverage`; `placed` raises ImpossibleError UNSUPPORTED for processes and
     machines that the target cannot start. `names_drive` is for files that must say where a drive's folder is; jobs on our executor take a
-    variable for it. `write` is for plans that the target can express."""
+    variable for it. `by_deepspeed` says, by zero, offload and formats, whether DeepSpeed does the work of a strategy, beside mesh.tp of 1.
+    `write` is for plans that the target can express."""
 
     name: str
     title: str
@@ -45,6 +46,7 @@ class Emitter:
     coverage: Coverage | None = None
     placed: Callable[[Plan], object] = ranks_per_node
     names_drive: bool = False
+    by_deepspeed: Callable[[Strategy], bool] = lambda strategy: False
 
     def require(self, plan: Plan) -> None:
         """Raise ImpossibleError UNSUPPORTED for a plan that the target cannot express."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from strategist.document.plan import Plan
+from strategist.document.plan import Plan, Strategy
 from strategist.emitters import deepspeed
 from strategist.emitters.coverage import (
     CUT_TENSORS,
@@ -35,10 +35,13 @@ from strategist.emitters.torchrun import job_files
 from strategist.records import replace
 
 
-def by_deepspeed(plan: Plan) -> bool:
+def by_deepspeed(strategy: Strategy) -> bool:
     """Whether DeepSpeed does the work: what FSDP2 under ModelParallelStrategy has no word for."""
-    strategy = plan.strategy
     return strategy.zero == 1 or strategy.offload != "none" or strategy.formats in deepspeed.MASTERED
+
+
+def _by_deepspeed(plan: Plan) -> bool:
+    return by_deepspeed(plan.strategy)
 
 
 COVERAGE = Coverage(
@@ -63,17 +66,17 @@ COVERAGE = Coverage(
         "workload.precision": "Its fp8 and fp4 need Transformer Engine's modules.",
     },
     clashes=(
-        *(only_where(by_deepspeed, clash) for clash in deepspeed.COVERAGE.clashes),
+        *(only_where(_by_deepspeed, clash) for clash in deepspeed.COVERAGE.clashes),
         Clash(
-            holds=lambda plan: by_deepspeed(plan) and plan.strategy.backend == "gloo",
+            holds=lambda plan: _by_deepspeed(plan) and plan.strategy.backend == "gloo",
             sentence="strategy.backend = gloo: Lightning's DeepSpeedStrategy, which strategy.zero = 1, offloading and masters need, "
             "stops where no CUDA device is.",
         ),
         Clash(
-            holds=lambda plan: by_deepspeed(plan) and plan.mesh.tp > 1,
+            holds=lambda plan: _by_deepspeed(plan) and plan.mesh.tp > 1,
             sentence="mesh.tp is cut by torch's styles, without DeepSpeed, which strategy.zero = 1, offloading and masters need.",
         ),
-        only_where(lambda plan: not by_deepspeed(plan), SHARDS_GO_WITH_ZERO),
+        only_where(lambda plan: not _by_deepspeed(plan), SHARDS_GO_WITH_ZERO),
         REDUCED_AS_KEPT,
         NO_SHARDED_SCALER,
         *CUT_TENSORS,
@@ -87,7 +90,7 @@ COVERAGE = Coverage(
 
 def _write(train: str, train_by_deepspeed: str, plan: Plan, options: Options) -> Files:
     """plan.json, train.py and launch.sh, and deepspeed.json where DeepSpeed does the work."""
-    if by_deepspeed(plan):
+    if _by_deepspeed(plan):
         return job_files(plan, options, train_by_deepspeed) | deepspeed.own_file(plan, options)
     return job_files(plan, options, train)
 
@@ -104,6 +107,7 @@ def target(name: str, title: str, scripts: tuple[str, str], coverage: Coverage) 
         coverage=coverage,
         executables=("launch.sh",),
         names_drive=True,
+        by_deepspeed=by_deepspeed,
     )
 
 

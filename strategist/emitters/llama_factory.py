@@ -200,4 +200,5 @@ LLAMA_FACTORY = Emitter(
     axes=COVERAGE.axes,
     coverage=COVERAGE,
     executables=("launch.sh",),
+    by_deepspeed=deepspeed.has_zero,
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from strategist.columns import Column
 from strategist.facts.calibration import Factor, Near, Part, on_parts
 from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
@@ -22,6 +24,10 @@ CAST_WIDTHS: Mapping[str, float] = {"fp8": 1.0, "fp4": 0.5625}
 """Bytes per element: four bits and a scale of one byte for 16 elements in fp4 (NVIDIA 2025, arXiv 2509.25149, section 3)."""
 
 
+ByLayout = tuple[tuple[Profile, Column], ...]
+"""Profiles, and the rows of layouts that run under each: every row once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A question to the memory and time models. `headroom` is the share of each device that must stay free,
@@ -32,7 +38,8 @@ class Job:
     and `near` holds how far runs of its owner lie from predictions under them. `split` states the layers of every pipeline
     stage where somebody chose them (space/stages.py has the rule otherwise), `recompute_layers` how many of each stage full recompute runs
     again where that is not all of them nor as many everywhere. `overlap` multiplies the share of compute that
-    collectives may run behind. With an uneven batch `cluster` is the nodes of one kind, and replicas meet over the links of `all_machines`."""
+    collectives may run behind. With an uneven batch `cluster` is the nodes of one kind, and replicas meet over the links of `all_machines`.
+    With `by_layout` layouts run under profiles of their own (space/engines.py), and `profile` is that of whatever is said of none."""
 
     cluster: Cluster
     model: ModelShape
@@ -48,6 +55,7 @@ class Job:
     recompute_layers: tuple[int, ...] = ()
     overlap: float = 1.0
     all_machines: Cluster | None = None
+    by_layout: Callable[[Job, Any], ByLayout] | None = None
 
     @property
     def factors_that_apply(self) -> tuple[Factor, ...]:

@@ -15,8 +15,11 @@ from strategist.records import dataclass, replace
 OF_EIGHT_BITS = ("adamw8bit",)
 """Optimizers whose moments have a format of their own."""
 
+ENGINE, AUTOCAST = "deepspeed", "deepspeed-autocast"
+"""The profiles of DeepSpeed's ZeRO: low weights beside fp32 masters, and fp32 weights under torch.autocast."""
 ZERO_3 = "deepspeed-zero3"
 """The profile of DeepSpeed's ZeRO-3 on modules of torch."""
+_ON_MODULES = {ENGINE: ZERO_3, AUTOCAST: "deepspeed-zero3-autocast"}
 
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0}
 """Bytes of one number by format."""
@@ -146,6 +149,12 @@ class Profile:
         """Number formats of a precision policy; fp4 differs from fp8, and tf32 from fp32, inside of matrix products alone."""
         return dict(self.formats)[_STORED_AS.get(precision, precision)]
 
+    def master_for(self, precision: str) -> str:
+        """The format of copies of the weights that lie among the optimizer's state, which is then larger than the momentum of SGD; "none"
+        where weights rest in fp32 or have none."""
+        is_low = BYTES[self.formats_for(precision).parameter] < BYTES["float32"]
+        return "float32" if is_low and dict(self.optimizer_state_bytes)["sgd"] > BYTES["float32"] else "none"
+
     def state_bytes(self, optimizer: str, precision: str) -> float:
         """Bytes of optimizer state per parameter: moments, and what is sharded like them: master copies, and under fp16
         copies of scaled gradients. Raises ImpossibleError UNSUPPORTED for an optimizer that nobody measured there."""
@@ -176,6 +185,24 @@ def engine_of(frontend: str) -> str:
     known = {row["name"]: str(row["engine"]) for row in rows("frontends")}
     require_known(frontend, known, f"There is no front end {frontend!r}.")
     return known[frontend]
+
+
+def profile_for(frontend: str, precision: str, *, by_deepspeed: bool = False, zero_3_alone: bool = False) -> Profile:
+    """The profile of what a front end's files start, or of DeepSpeed where it trains; `zero_3_alone` as in `of_stage`."""
+    row = next(row for row in rows("frontends") if row["name"] == frontend)
+    profile = find_profile(_engine_for(row["deepspeed"], precision, zero_3_alone) if by_deepspeed else row["profile"])
+    return with_gradients(profile, reduce=row["reduce"]) if "reduce" in row else profile
+
+
+def _engine_for(name: str, precision: str, zero_3_alone: bool) -> str:
+    """Nothing is cast where weights compute as they rest."""
+    formats = find_profile(name).formats_for(precision)
+    return of_stage(ENGINE if formats.compute == formats.parameter else name, zero_3_alone)
+
+
+def of_stage(engine: str, zero_3_alone: bool) -> str:
+    """DeepSpeed's profile where its ZeRO-3 cuts weights and nothing else does (`zero_3_alone`), or else as it is."""
+    return _ON_MODULES.get(engine, engine) if zero_3_alone else engine
 
 
 def frameworks() -> tuple[str, ...]:
@@ -254,6 +281,12 @@ def with_frozen_base(profile: Profile, *, adapts_all: bool = False) -> Profile:
     2106.09685; huggingface/peft loads the base model as it computes)."""
     formats = tuple((precision, replace(own, parameter=own.compute)) for precision, own in profile.formats)
     return replace(profile, formats=formats, keeping=replace(profile.keeping, adapts_all=adapts_all))
+
+
+def with_gradients(profile: Profile, **named: str) -> Profile:
+    """The profile with gradients at rest (`gradient`) or added up between ranks (`reduce`) in the formats that a file says."""
+    formats = tuple((precision, replace(own, **named)) for precision, own in profile.formats)
+    return replace(profile, formats=formats)
 
 
 def with_narrow_weights(profile: Profile, stored: str, reduce: str) -> Profile:

@@ -26,6 +26,7 @@ from strategist.memory.model_states import (
 from strategist.memory.reserved import Pools
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
+from strategist.space.engines import as_run
 from strategist.space.shares import Elements, Group, elements, groups
 
 Terms = Mapping[str, Reals]
@@ -49,6 +50,10 @@ class Peaks:
 
 def peak_memory(job: Job, candidates: Candidates) -> Peaks:
     """The peak of every candidate. Whole bytes; the terms add up to `device` exactly."""
+    return as_run(_peaks, job, candidates)
+
+
+def _peaks(job: Job, candidates: Candidates) -> Peaks:
     size = len(candidates)
     terms = {name: np.zeros(size, np.int64) for name in MEMORY_TERMS}
     stage, moment, host, last = (np.zeros(size, np.int64) for _ in range(4))
@@ -75,11 +80,15 @@ def _counted(total: Reals) -> Column:
 
 def device_bytes_CS(job: Job, candidates: Candidates, stages: int) -> Reals:
     """What every stage of every candidate holds at its worst moment, (C, S) for so many `stages`; 0 where a candidate has no such stage."""
-    device = np.zeros((len(candidates), stages))
-    for group in groups(job, candidates, every_stage=True):
-        table = ledger(job, group)
-        device[group.rows, : group.pp] = table.reserved + table.runtime[:, None]
-    return device
+
+    def held(own: Job, some: Candidates) -> Reals:
+        device = np.zeros((len(some), stages))
+        for group in groups(own, some, every_stage=True):
+            table = ledger(own, group)
+            device[group.rows, : group.pp] = table.reserved + table.runtime[:, None]
+        return device
+
+    return as_run(held, job, candidates)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +101,10 @@ class Floors:
 
 def least_memory(job: Job, candidates: Candidates) -> Floors:
     """A bound of every candidate's peak for a tenth of the work. Few layouts hold much more at any other instant."""
+    return as_run(_floors, job, candidates)
+
+
+def _floors(job: Job, candidates: Candidates) -> Floors:
     looked_at, run = candidates.runs(UNREAD)
     least = candidates.where(looked_at).without(UNREAD)
     device, host = (np.zeros(len(looked_at), np.int64) for _ in range(2))

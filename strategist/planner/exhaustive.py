@@ -172,8 +172,9 @@ def _question(plan: Plan, frontend: Frontend | None) -> Question:
     """The question that the plan answers."""
     asked = plan.request
     pins = parse_pins(",".join(f"{key}={word}" for key, word in asked.pins)) if asked.pins else ()
+    job = job_of(plan)
     return Question(
-        job=job_of(plan),
+        job=job if frontend is None else frontend.as_run(job),
         pins=pins,
         forbids=asked.forbids,
         also=asked.also,

@@ -15,7 +15,7 @@ from strategist.errors import ImpossibleError
 from strategist.facts.adapters import as_trained
 from strategist.facts.job import Job
 from strategist.facts.model import layer_counts
-from strategist.facts.profile import find_profile
+from strategist.facts.profile import find_profile, with_gradients
 from strategist.facts.resolved import Assumption
 from strategist.facts.runs import V_SHAPED
 from strategist.memory.estimate import peak_memory
@@ -29,6 +29,7 @@ from strategist.records import replace
 from strategist.rulebook.apply import columns, sentence
 from strategist.rulebook.rule import Rule, load_rules
 from strategist.space.candidates import ASKED, BY_STAGE, LAYERS_OF, OF_LAYERS, OF_STAGE, WORDS, Candidates, code
+from strategist.space.engines import own_job
 from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
 from strategist.timing.estimate import StepTimes, step_times
@@ -53,10 +54,11 @@ def predict(
     require_rate(job)
     candidate = with_depths(job, one(**filled(job, {pin.key: pin.value for pin in pins})))
     _has_drives(job, candidate)
+    asked, job = job, own_job(job, candidate)
     peaks = peak_memory(job, candidate)
     violations = (
         *broken(job, candidate, load_rules("legality", rule_folders)),
-        *(() if frontend is None else _unsaid(frontend, job, candidate)),
+        *(() if frontend is None else _unsaid(frontend, asked, candidate)),
     )
     return _prediction(
         job,
@@ -169,11 +171,13 @@ def _predict_uneven(plan: Plan) -> Prediction:
 
 def job_of(plan: Plan) -> Job:
     """The job that a Plan answers. Raises InputError CHOICE for a profile nobody knows."""
+    formats = plan.strategy.formats
+    gradients = {"gradient": formats.gradient, "reduce": formats.reduce}
     job = Job(
         cluster=plan.cluster,
         model=plan.model,
         workload=plan.workload,
-        profile=find_profile(plan.strategy.profile),
+        profile=with_gradients(find_profile(plan.strategy.profile), **gradients),
         headroom=plan.request.headroom,
         frontend=plan.request.frontend,
         factors=plan.factors,

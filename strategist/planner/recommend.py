@@ -23,8 +23,10 @@ from strategist.document.plan import (
     Request,
 )
 from strategist.errors import InputError, InternalError
+from strategist.facts.adapters import as_trained
 from strategist.facts.job import Job
 from strategist.facts.parameters import count
+from strategist.facts.profile import find_profile
 from strategist.facts.resolved import Assumption
 from strategist.facts.tables import served_elements
 from strategist.planner.advice import tensor_parallel_links
@@ -46,6 +48,7 @@ from strategist.rulebook.apply import family_masks, family_of, fired, forbid, pl
 from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.rulebook.vocabulary import WORDS
 from strategist.space.candidates import Candidates
+from strategist.space.engines import own_job
 from strategist.space.grammar import layout
 from strategist.timing.estimate import step_times
 from strategist.units import format_gib
@@ -196,7 +199,7 @@ def _with_uneven(
     plan: Plan, found: Found, chosen: Choice, split: Split, situation: Mapping[str, Any], top: int
 ) -> Plan:
     """The plan with an uneven batch in place of what would be chosen else, which becomes the first alternative."""
-    job, row = found.question.job, split.candidate.row(0)
+    job, row = own_job(found.question.job, split.candidate), split.candidate.row(0)
     time = time_ledger(job, split.times, 0)
     memory = memory_ledger(*split.tightest)
     own = replace(found, candidates=split.candidate, times=split.times)
@@ -242,7 +245,7 @@ def _unfinished(plan: Plan, found: Found, pace: Pace) -> Plan:
 
 
 def _unrestricted(found: Found, row: int, policy: Policy, pace: Pace | None) -> Alternative | None:
-    """What the policy takes on the same machines where no front end has to say it, and why this one cannot."""
+    """What the policy takes on the same machines, on our own executor, where no front end has to say it, and why this one cannot."""
     if pace is not None and pace.is_over:
         pace.left_out.append("what is faster without --frontend")
         return None
@@ -251,15 +254,20 @@ def _unrestricted(found: Found, row: int, policy: Policy, pace: Pace | None) -> 
         return None  # the time that was left was too short
     best = choice(free, policy)
     rival = _fitting_alternative(free, best.family, best.row, found.step_seconds(row))
+    if found.question.job.profile != free.question.job.profile:
+        rival = replace(rival, sentence=f"{rival.sentence} on {free.question.job.profile.title}")
     if rival.layout == layout(found.candidates.row(row)):
-        return replace(rival, sentence="the same layout")
+        compared = rival.sentence.removeprefix("fits, ")
+        same = rival.step_s == found.step_seconds(row)
+        return replace(rival, sentence="the same layout" if same else f"the same layout, {compared}")
     why = " ".join(why_unsaid(found.question, free.candidates, best.row))
     return replace(rival, sentence=f"{rival.sentence}, and cannot be said: {why}" if why else rival.sentence)
 
 
 def without_frontend(asked: Question) -> Question:
     """The question for any framework."""
-    return replace(asked, frontend=None, job=replace(asked.job, frontend="any"))
+    job = replace(asked.job, frontend="any", profile=find_profile(), by_layout=None)
+    return replace(asked, frontend=None, job=job if job.model.adapters is None else as_trained(job))
 
 
 def why_unsaid(asked: Question, candidates: Candidates, row: int) -> Iterator[str]:
@@ -355,9 +363,10 @@ def _write(
     situation: Mapping[str, Any],
     top: int,
 ) -> Plan:
-    job, row = found.question.job, found.candidates.row(chosen.row)
+    candidate = found.candidates.where(np.array([chosen.row]))
+    job, row = own_job(found.question.job, candidate), candidate.row(0)
     time = time_ledger(job, found.times, chosen.row)
-    memory = memory_ledger(job, found.candidates.where(np.array([chosen.row])))
+    memory = memory_ledger(job, candidate)
     reasons = chosen.reasons if request.policy == "hf" else (*chosen.reasons, *other.reasons)
     return Plan(
         made_by=f"strategist {__version__}",

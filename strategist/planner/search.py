@@ -91,6 +91,10 @@ class Frontend(Protocol):
     @property
     def name(self) -> str: ...  # noqa: D102
 
+    def as_run(self, job: Job) -> Job:
+        """The job as what it starts runs it."""
+        ...
+
     def says(self, job: Job, candidates: Candidates) -> Mask:
         """Which layouts it can say, (C,)."""
         ...

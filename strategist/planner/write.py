@@ -31,6 +31,7 @@ from strategist.memory.estimate import Ledger, ledger
 from strategist.planner.search import Found
 from strategist.records import dataclass
 from strategist.space.candidates import LAYERS_OF, OF_STAGE, Candidates
+from strategist.space.engines import own_job
 from strategist.space.shares import groups
 from strategist.space.stages import head_in_layers, stage_chunks
 from strategist.timing.calibrated import TOO_LONG_NS
@@ -117,7 +118,6 @@ def mesh_of(row: Mapping[str, Any]) -> Mesh:
 
 def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
     """Everything but the mesh of one candidate."""
-    formats = job.formats
     backend = "gloo" if job.cluster.smallest.vendor == "CPU" else "nccl"
     chosen = (
         "zero",
@@ -143,17 +143,23 @@ def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
         recompute_stages=_depths(row),
         stages=stages_of(job, row),
         sequence_parallel=bool(row["sequence_parallel"]),
-        formats=NumberFormats(
-            **{
-                name: cast(Any, getattr(formats, name))
-                for name in ("parameter", "gradient", "reduce", "compute", "master")
-            }
-        ),
+        **fields_of(job),
         optimizer=job.workload.optimizer,
         backend=cast(Any, backend),
-        profile=job.profile.name,
-        compile=job.casts_apart,  # one by one, the kernels of a cast take longer than fp8 saves
     )
+
+
+def fields_of(job: Job) -> dict[str, Any]:
+    """Fields of a strategy that the job's profile decides."""
+    compiles = job.casts_apart  # one by one, the kernels of a cast take longer than fp8 saves
+    return {"formats": formats_of(job), "compile": compiles, "profile": job.profile.name}
+
+
+def formats_of(job: Job) -> NumberFormats:
+    """Number formats of a job: masters are among the optimizer's state."""
+    formats, precision = job.formats, job.workload.precision
+    names = {name: cast(Any, getattr(formats, name)) for name in ("parameter", "gradient", "reduce", "compute")}
+    return NumberFormats(**names, master=cast(Any, job.profile.master_for(precision)))
 
 
 def _compression(word: Any) -> dict[str, Any]:
@@ -187,6 +193,7 @@ def stages_of(job: Job, row: Mapping[str, Any]) -> tuple[Stage, ...]:
 
 def memory_ledger(job: Job, candidate: Candidates) -> MemoryLedger:
     """The ledger of every stage of one candidate."""
+    job = own_job(job, candidate)
     group = next(groups(job, candidate, every_stage=True))
     table = ledger(job, group)
     stages = tuple(_stage_memory(table, stage) for stage in range(group.pp))

@@ -89,7 +89,7 @@ def _says(source: Source, processes: int | None) -> Says:
         return says | _fsdp(table, processes)
     if kind == "DEEPSPEED":
         section = section_of(table, "deepspeed_config")
-        engine = engine_says(source, section.get("deepspeed_config_file"))
+        engine = engine_says(source, section.get("deepspeed_config_file"), "compute")
         return {**engine, **says, **_deepspeed(section), **_ulysses(sizes(table)["sp"])}
     if sizes(table)["tp"] > 1:  # whoever cut the model knows how its shards and replicas are
         return says | told(tp=sizes(table)["tp"])
@@ -191,4 +191,4 @@ def recognises(source: Source) -> bool:
     return bool({"distributed_type", "compute_environment", "main_training_function"} & set(source.table))
 
 
-ACCELERATE = Reader(name="accelerate", title="Accelerate 1.15", recognises=recognises, read=read, profile="strategist")
+ACCELERATE = Reader(name="accelerate", title="Accelerate 1.15", recognises=recognises, read=read, profile="hf-trainer")

@@ -91,9 +91,13 @@ def _stage(table: Mapping[str, Any]) -> int:
 
 
 def _low(table: Mapping[str, Any]) -> str | None:
+    """The format of matrix products; None where the file leaves it to the machine (axolotl 0.19.0, utils/schemas/config.py: bf16 is "auto" unless
+    it is said)."""
     if any(str(table.get(key)).lower() in ("true", "auto", "full") for key in ("bf16", "bfloat16")):
         return "bfloat16"
-    return "float16" if switched(table, "fp16") or switched(table, "float16") else None
+    if switched(table, "fp16") or switched(table, "float16"):
+        return "float16"
+    return "float32" if table.get("bf16") is False else None
 
 
 def _is_compiled(table: Mapping[str, Any]) -> bool:

@@ -18,11 +18,12 @@ TAKEN = ("zero", "offload", "tp", "cp", "context_parallel", "micro_batch", "accu
 """What of DeepSpeed's file counts where the file that names it is silent; formats are the latter's, which fills them in."""
 
 
-def engine_says(source: Source, named: Any) -> dict[str, Said]:
-    """How states are kept by the DeepSpeed file that is named in `source`, whole or by path; whose ZeRO it is alone where it cannot be read."""
+def engine_says(source: Source, named: Any, *more: str) -> dict[str, Said]:
+    """How states are kept by the DeepSpeed file that is named in `source`, whole or by path, and `more` of what it says; whose ZeRO it is alone
+    where it cannot be read."""
     table = _engine_of(source, named)
     says = said_by(table, None) if table else {}
-    return {"engine": engine_of(table)} | {name: says[name] for name in TAKEN if name in says}
+    return {"engine": engine_of(table)} | {name: says[name] for name in (*TAKEN, *more) if name in says}
 
 
 def over_engine(engine: Says, own: Says) -> dict[str, Said]:

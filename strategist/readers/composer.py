@@ -108,4 +108,6 @@ def recognises(source: Source) -> bool:
     return "device_train_microbatch_size" in source.table or bool(parallel & {"fsdp", "fsdp2", "tp"})
 
 
-COMPOSER = Reader(name="composer", title="Composer 0.32", recognises=recognises, read=read, profile="fsdp1")
+COMPOSER = Reader(
+    name="composer", title="Composer 0.32", recognises=recognises, read=read, profile="fsdp1", says_gradients=True
+)

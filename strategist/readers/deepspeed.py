@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strategist.document.judgement import Finding, Said
+from strategist.facts.profile import AUTOCAST, ENGINE
 from strategist.readers.foreign import (
     FORMATS,
     OPTIMIZERS,
@@ -26,8 +27,6 @@ from strategist.readers.foreign import (
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 OFFLOADS = (("offload_optimizer", 1, "1 to 3"), ("offload_param", 3, "3"))
-ENGINE, AUTOCAST = "deepspeed", "deepspeed-autocast"
-"""Whose ZeRO trains, as its profiles are called."""
 HPZ = "zero_hpz_partition_size"
 QGZ = "zero_quantized_gradients"
 QUANTIZED = {"zero_quantized_weights": "deepspeed-quantized-weights", QGZ: "deepspeed-quantized-gradients"}

@@ -98,5 +98,6 @@ LLM_FOUNDRY = Reader(
     recognises=recognises,
     read=read,
     profile="fsdp1",
+    says_gradients=True,
     model=_model,
 )

@@ -10,6 +10,7 @@ from strategist.document.verification import Verification
 from strategist.facts.hardware import Node
 from strategist.facts.model import LOOKED_UP
 from strategist.facts.parameters import count, without_adapters
+from strategist.facts.profile import engine_of
 from strategist.reports.lines import HELD, Line, Span, Style, bar, line, phrases, table, wrapped
 from strategist.rulebook.rule import load_families
 from strategist.units import counted, format_count, format_duration, format_gib, format_rate, format_seconds
@@ -31,7 +32,7 @@ def brief(plan: Plan, width: int = 80, *, saved: str | None = None) -> list[Line
         *_ladder(plan, width),
         *extra_lines(plan, width),
         *hint_lines(plan, width),
-        *_next(saved, plan.request.frontend if plan.frontend is None else plan.frontend.target, width),
+        *_next(saved, plan, width),
     ]
 
 
@@ -321,11 +322,15 @@ def hint_lines(plan: Costed, width: int) -> Iterator[Line]:
         yield from wrapped(hint.code, hint.sentence, width, indent=indent, style=style, label_style=style)
 
 
-def _next(saved: str | None, frontend: str, width: int) -> Iterator[Line]:
-    """What to type next; the plan's own file where it was written to one."""
+def _next(saved: str | None, plan: Plan, width: int) -> Iterator[Line]:
+    """What to type next; the plan's own file where it was written to one. A plan for what our executor does not run is launched by its
+    files."""
     yield line("")
     path = saved or "plan.json"
-    target = "torchrun" if frontend in ("any", "strategist") else frontend
-    steps = [f"strategist explain {path}", f"strategist emit {path} --to {target} --out job", f"strategist run {path}"]
+    named = plan.request.frontend if plan.frontend is None else plan.frontend.target
+    target = "torchrun" if named in ("any", "strategist") else named
+    is_ours = engine_of(plan.request.frontend) in ("any", "strategist")
+    starts = f"strategist run {path}" if is_ours else "job/launch.sh"
+    steps = [f"strategist explain {path}", f"strategist emit {path} --to {target} --out job", starts]
     first = [] if saved else [f"strategist plan ... --out {path}"]
     yield from wrapped("next", phrases([*first, *steps], gap="   "), width, indent=INDENT, style="dim")

@@ -17,6 +17,7 @@ from strategist.facts.model import LOOKED_UP, ModelShape, layer_counts
 from strategist.facts.parameters import count, outer_parameters, over_matrices
 from strategist.records import dataclass
 from strategist.space.candidates import BY_STAGE, Candidates, Column, Mask, Reals, total_of
+from strategist.space.engines import as_run
 from strategist.space.shares import Elements, Group, Sorts, elements, groups
 from strategist.space.traffic import (
     Hidden,
@@ -56,6 +57,10 @@ class StepTimes:
 
 def step_times(job: Job, candidates: Candidates) -> StepTimes:
     """The time of one optimizer step of every candidate; on nodes of several kinds that of the kind which all others wait for."""
+    return as_run(_of_one_engine, job, candidates)
+
+
+def _of_one_engine(job: Job, candidates: Candidates) -> StepTimes:
     every = [_step_times(paced, candidates) for paced in paced_jobs(job)]
     return every[0] if len(every) == 1 else _of_the_last(every)
 
@@ -113,6 +118,10 @@ def least_step_ns(job: Job, candidates: Candidates) -> Column:
     """A bound that no step is below, whole nanoseconds, (C,): all of the step but the traffic of dp, the update and offloading,
     which take no less than nothing. Layouts that differ in `SHARING` alone share it, so that a million layouts ask for some ten
     thousand steps. Under a calibration it is as much lower as the least factor."""
+    return as_run(_least_of_one_engine, job, candidates)
+
+
+def _least_of_one_engine(job: Job, candidates: Candidates) -> Column:
     one_of_each, sort = candidates.alike(*_read_by_the_bound(candidates))
     some = candidates.where(one_of_each)
     return np.asarray(reduce(np.maximum, [_least_step_ns(paced, some) for paced in paced_jobs(job)])[sort])
@@ -138,7 +147,11 @@ def stage_seconds_CS(job: Job, candidates: Candidates, stages: int) -> Reals:
     """What every stage is occupied for by one micro-batch, (C, S) for so many `stages`: computing, and what is sent meanwhile and nothing
     hides; infinite where a candidate has no such stage. Under GPipe and 1F1B of m micro-batches all of them together take
     (m - 1) max + sum over stages. On nodes of several kinds each stage is on the one that takes longest for it."""
-    return reduce(np.maximum, [_stage_seconds_CS(paced, candidates, stages) for paced in paced_jobs(job)])
+
+    def slowest(own: Job, some: Candidates) -> Reals:
+        return reduce(np.maximum, [_stage_seconds_CS(paced, some, stages) for paced in paced_jobs(own)])
+
+    return as_run(slowest, job, candidates)
 
 
 def _stage_seconds_CS(job: Job, candidates: Candidates, stages: int) -> Reals:

@@ -76,7 +76,7 @@ def test_weights_under_autocast_stay_in_fp32(tmp_path: Path) -> None:
     words = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
     told = {key: value for key, value in table(3).items() if key != "bf16"} | words
     found = predicted(tmp_path / "zero.json", told, "--model", LLAMA, *MACHINE)
-    assert found["framework"] == "deepspeed-autocast"
+    assert found["framework"] == "deepspeed-zero3-autocast"
     assert found["strategy"]["formats"]["parameter"] == "float32"
     assert states(found) == pytest.approx(2 * weights(LLAMA), rel=0.001)
 
