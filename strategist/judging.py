@@ -13,7 +13,16 @@ from strategist.document.judgement import Finding, Judgement, Said
 from strategist.document.prediction import Prediction
 from strategist.errors import ImpossibleError, InputError
 from strategist.facts.job import Job
-from strategist.facts.profile import ENGINE, of_stage, with_gradients, with_habits, with_narrow_weights, with_states
+from strategist.facts.profile import (
+    ENGINE,
+    merges_copies,
+    of_stage,
+    with_dispatcher,
+    with_gradients,
+    with_habits,
+    with_narrow_weights,
+    with_states,
+)
 from strategist.readers import READERS, open_source, reader_of
 from strategist.readers.foreign import IN_BF16, Foreign, Reader, Says, Source, Unsaid, finding, told
 from strategist.records import replace
@@ -209,8 +218,8 @@ def _word(says: Says, name: str) -> str | None:
 
 
 def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
-    """The question with numbers at rest in the formats that the file says, gradients and what they are added up in, or all of them, and
-    with the kernels of whoever compiles."""
+    """The question with numbers at rest in the formats that the file says, gradients and what they are added up in, or all of them,
+    with the kernels of whoever compiles, and with the file's ways to experts."""
     job = asked.question.job
     profile = job.profile
     if reader.says_gradients:
@@ -225,6 +234,9 @@ def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
         profile = with_habits(profile, kernels="compiled")
     if says.get("attention") == "flash":
         profile = with_habits(profile, attention="flash")
+    merges = merges_copies(_word(says, "dispatcher") or "")
+    fp8, overlaps = (says.get(name) is True for name in ("dispatches_fp8", "overlaps_experts"))
+    profile = with_dispatcher(profile, merges=merges, fp8=fp8, overlaps=overlaps)
     return replace(asked, question=replace(asked.question, job=replace(job, profile=profile)))
 
 

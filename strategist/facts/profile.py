@@ -259,21 +259,23 @@ def with_habits(
     )
 
 
-def with_dispatcher(profile: Profile, *, merges: bool = False, fp8: bool = False, overlaps: bool = False) -> Profile:
-    """The profile with leaner ways to experts, as a run states them: copies for one node sent once, tokens in fp8, both ways behind passes over other
-    micro-batches."""
+def with_dispatcher(
+    profile: Profile, *, merges: bool | None = None, fp8: bool = False, overlaps: bool = False
+) -> Profile:
+    """The profile with other ways to experts, as a run states them: copies for one node sent once or each for itself, tokens in fp8, both ways
+    behind passes over other micro-batches."""
     return replace(
         profile,
-        merges_copies=profile.merges_copies or merges,
+        merges_copies=profile.merges_copies if merges is None else merges,
         dispatches_fp8=profile.dispatches_fp8 or fp8,
         hides=(*profile.hides, "experts") if overlaps else profile.hides,
     )
 
 
-def merges_copies(said: str) -> bool:
-    """Whether some words name a dispatcher that sends copies of a token for one node there once."""
+def merges_copies(said: str) -> bool | None:
+    """Whether the dispatcher that some words name sends copies of a token for one node there once; None where they name none."""
     words = "".join(letter for letter in said.lower() if letter.isalnum())
-    return any(row["merges_copies"] and row["word"] in words for row in rows("dispatchers"))
+    return next((bool(row["merges_copies"]) for row in rows("dispatchers") if row["word"] in words), None)
 
 
 def with_frozen_base(profile: Profile, *, adapts_all: bool = False) -> Profile:

@@ -277,7 +277,20 @@ def says_of(said: Arguments, world: int | None) -> Says:
     if "--num-experts" in said:
         says["ep"] = _degree(said, "--expert-model-parallel-size")
         says["etp"] = whole(said.get("--expert-tensor-parallel-size")) or _degree(said, "--tensor-model-parallel-size")
+        says |= _ways_to_experts(said)
     return says | _sharding(said, dp) | _numbers(said) | _states(said)
+
+
+def _ways_to_experts(said: Arguments) -> dict[str, Any]:
+    """What sends tokens to their experts, whether that goes on behind other micro-batches, and whether both ways there are in fp8 (Megatron-LM
+    d98e8a6, megatron/core/transformer/transformer_config.py)."""
+    kind = said.get("--moe-token-dispatcher-type", "allgather")
+    formats = (said.get("--moe-dispatch-fwd-dtype"), said.get("--moe-combine-bwd-dtype"))
+    return told(
+        dispatcher=said.get("--moe-flex-dispatcher-backend", "deepep") if kind == "flex" else kind,
+        overlaps_experts="--overlap-moe-expert-parallel-comm" in said or None,
+        dispatches_fp8=formats == ("mxfp8", "mxfp8") or None,
+    )
 
 
 def _context(said: Arguments, cp: int) -> tuple[str | None, int | None]:

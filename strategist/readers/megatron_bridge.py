@@ -16,6 +16,8 @@ from strategist.readers.models import named_at
 from strategist.records import replace
 
 SECTIONS = ("model", "train", "optimizer", "ddp", "scheduler", "checkpoint", "mixed_precision", "dist", "rng")
+OVERLAP = "comm_overlap"
+"""The section whose choice of overlap between experts wins over the model's (Megatron-Bridge 0.3.1: training/comm_overlap.py)."""
 TABLES = Tables(
     framework="megatron-bridge",
     title="Megatron-Bridge 0.3",
@@ -53,6 +55,8 @@ def arguments_of(table: Mapping[str, Any]) -> Arguments:
             if value is not None and value is not False:
                 first = value[0] if isinstance(value, list) and value else value  # as of a list of words
                 found[argument] = "" if first is True else str(first)
+    overlap = section_of(table, OVERLAP).get("overlap_moe_expert_parallel_comm")
+    found |= {"--overlap-moe-expert-parallel-comm": ""} if overlap is True else {}
     return found | _formats(table.get("mixed_precision"))
 
 

@@ -73,6 +73,9 @@ RENAMED = {"training.batch_size": "training.local_batch_size", "training.compile
 RECOMPUTE = {"full": "full", "selective": "selective", "none": "none"}
 CHOICE = "activation-checkpoint:"
 CONVERTERS = "model.converters"
+BACKEND = "parallelism.expert_parallel_comm_backend"
+BACKENDS = {"standard": "alltoall"}
+"""What 0.2 calls the dispatchers, where that is another word (torchtitan 0.2.2, config/job_config.py)."""
 IN_FLOAT8 = ("float8", "mx", "mxfp8", "quantize.linear.float8", "quantize.linear.mx")
 """Converters after which matrices of all layers run in fp8, as 0.1, 0.2 and the table of 0.3's configurations call them."""
 BESIDE = ("float8-experts", "quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
@@ -89,7 +92,8 @@ def read(source: Source, ranks: int | None) -> Foreign:
     flags = {**own.get("flags", {}), **said}
     world = ranks or (started(script) if script else None)
     degrees = _degrees(flags, world)
-    says = _says(flags, degrees) | told(recompute=RECOMPUTE.get(chosen or own.get("activation_checkpoint", "")))
+    chosen = chosen or own.get("activation_checkpoint", "")
+    says = _says(flags, degrees) | told(recompute=RECOMPUTE.get(chosen), dispatcher=own.get("dispatcher"))
     open_ones = _unsaid_of(flags)
     found = [
         *(script_faults(script) if script else ()),
@@ -237,6 +241,8 @@ def _says(flags: Flags, degrees: Mapping[str, int]) -> dict[str, Any]:
         reduce=str(flags.get("training.mixed_precision_reduce", "float32")),
         optimizer=OPTIMIZERS.get(str(flags.get("optimizer.name", "adamw")).lower()),
     )
+    if BACKEND in flags:
+        says["dispatcher"] = BACKENDS.get(str(flags[BACKEND]), str(flags[BACKEND]))
     says["sequence_parallel"] = degrees["tp"] > 1 and _on(flags, "parallelism.enable_sequence_parallel", usual=True)
     says["compile"] = _on(flags, "compile.enable", usual=False) and "model" in _listed(
         flags, "compile.components", "model,loss"

@@ -249,6 +249,13 @@ def test_weights_of_four_bits_take_time_to_unpack_and_less_room() -> None:
     assert packed.peak_bytes < whole.peak_bytes
 
 
+@pytest.mark.parametrize(("detail", "merges"), [("", True), ("alltoall dispatcher", False), ("DeepEP", True)])
+def test_a_row_knows_its_dispatcher_better_than_its_framework(detail: str, merges: bool) -> None:
+    """Recipes of NeMo merge copies unless a run names an all-to-all."""
+    (one,) = judge([{**RUN, "framework": "NeMo", "sharding_detail": detail}])
+    assert one.job.profile.merges_copies is merges
+
+
 @pytest.mark.parametrize(
     ("detail", "expected"),
     [

@@ -499,6 +499,16 @@ def test_a_configuration_of_torchtitan_names_its_model(tmp_path: Path) -> None:
     assert found[2]["error"]["code"] == "E_MISSING"
 
 
+@pytest.mark.parametrize(("word", "dispatcher"), [("standard", "alltoall"), ("deepep", "deepep")])
+def test_older_torchtitan_names_its_dispatcher(word: str, dispatcher: str, tmp_path: Path) -> None:
+    """Its standard one is torch's all-to-all; today's stands in the name of a configuration."""
+    text = TITAN.format(training="", parallelism=f'expert_parallel_comm_backend = "{word}"', again='mode = "full"')
+    line = "torchrun --nproc_per_node 8 -m torchtitan.train --module x --config deepseek_v3_16b_hybridep\n"
+    folder = written(tmp_path, llama3_toml=text, run_sh=line)
+    said = [dict(call("validate", str(folder / name), "--json").document[0]["says"]) for name in ("llama3.toml", "run.sh")]  # fmt: skip
+    assert [each["dispatcher"] for each in said] == [dispatcher, "hybridep"]
+
+
 def terms_at_rest(found: dict[str, Any]) -> tuple[float, ...]:
     """Bytes of weights, gradients (where any are left at the peak) and optimizer state of the first stage."""
     terms = {term["name"]: term["bytes"] for term in found["memory"]["stages"][0]["terms"]}

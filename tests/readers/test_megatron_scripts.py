@@ -223,3 +223,54 @@ def test_main_gradients_in_bf16_take_half(tmp_path: Path) -> None:
     formats = found["strategy"]["formats"]
     assert (formats["gradient"], formats["reduce"]) == ("bfloat16", "bfloat16")
     assert exposed(found) != exposed(asked(tmp_path, f"{WRITTEN.rstrip()} {AWARE}\n"))
+
+
+MIXTURE = f"{RUN} {MODEL} --global-batch-size 128 {VOCAB} --num-experts 64 --moe-router-topk 8 --moe-ffn-hidden-size 1024 --expert-model-parallel-size 16"  # fmt: skip
+EACH = "--moe-token-dispatcher-type alltoall"
+ONCE = "--moe-token-dispatcher-type flex"
+IN_FP8 = "--moe-flex-dispatcher-backend ncclep --moe-dispatch-fwd-dtype mxfp8 --moe-combine-bwd-dtype mxfp8"
+
+
+def exchanged(folder: Path, words: str) -> int:
+    """Exposed nanoseconds of the exchange with experts on two nodes of eight."""
+    return exposed(asked(folder, f"{SET}{MIXTURE} {words}\n"))["ep"]
+
+
+@pytest.mark.parametrize(
+    ("words", "plain", "least", "most"),
+    [
+        (ONCE, EACH, 0.25, 0.45),
+        (f"{ONCE} --moe-flex-dispatcher-backend hybridep", ONCE, 1.0, 1.0),
+        (f"{EACH} --overlap-moe-expert-parallel-comm", EACH, 0.1, 0.9),
+        (f"{ONCE} {IN_FP8}", f"{ONCE} --moe-flex-dispatcher-backend ncclep", 0.7, 0.8),
+        (f"{EACH} --moe-router-num-groups 8 --moe-router-group-topk 4", EACH, 1.0, 1.0),
+        (f"{ONCE} --moe-router-num-groups 2 --moe-router-group-topk 1", ONCE, 0.7, 0.95),
+    ],
+    ids=["one copy for each node", "the backend that is taken unasked", "overlap", "fp8", "groups, each copy", "groups"],
+)  # fmt: skip
+def test_ways_to_experts_are_those_of_the_script(
+    words: str, plain: str, least: float, most: float, tmp_path: Path
+) -> None:
+    """Two nodes get one copy each of a token in place of four each; groups of which one is chosen lie on one of the two, inside of which
+    as many copies are handed on."""
+    assert least <= exchanged(tmp_path, words) / exchanged(tmp_path, plain) <= most
+
+
+def test_megatron_bridge_says_the_same_ways_to_experts(tmp_path: Path) -> None:
+    """By fields of its model, and by its section of overlap."""
+    sizes = {
+        "tensor_model_parallel_size": 1,
+        "num_moe_experts": 64,
+        "expert_model_parallel_size": 16,
+        "moe_token_dispatcher_type": "flex",
+    }
+    table = {
+        "model": sizes,
+        "train": {"micro_batch_size": 1},
+        "comm_overlap": {"overlap_moe_expert_parallel_comm": True},
+    }
+    (tmp_path / "job.json").write_text(json.dumps(table), encoding="utf-8")
+    (tmp_path / "run.sh").write_text(f"{SET}{MIXTURE} {ONCE} --overlap-moe-expert-parallel-comm\n", encoding="utf-8")
+    for name in ("job.json", "run.sh"):
+        says = dict(call("validate", str(tmp_path / name), "--json").document[0]["says"])
+        assert (says["dispatcher"], says["overlaps_experts"]) == ("deepep", True)
