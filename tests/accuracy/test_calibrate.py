@@ -18,6 +18,8 @@ from strategist.accuracy.calibrate import (
     SPREADS,
     TIMED,
     Sample,
+    _beside,
+    _entries,
     _errors,
     _fit,
     _held,
@@ -221,6 +223,22 @@ def test_factors_are_drawn_to_those_that_are_known(spread: float) -> None:
     assert _fit(products_alone([(0.3, 3)]), known, spread) == pytest.approx(known, abs=1e-9)
     moved = _fit(products_alone([(0.301, 1)]), known, spread)[0, ALL.index("matmul")] - 0.3
     assert moved == pytest.approx(1e-3 * spread**2 / (spread**2 + NOISE**2), rel=0.05)
+
+
+def test_known_factors_multiply_and_those_of_others_stay() -> None:
+    """Of one device two on the same part are their product; what is about no device or framework of the runs is kept as it is, and what is about
+    one is said anew."""
+    known = [
+        Factor(part=part, value=value, gpu=gpu)
+        for part, value, gpu in (("host", 1.5, "a"), ("host", 2.0, "a"), ("host", 0.9, "b"))
+    ]  # type: ignore[arg-type]
+    entries = _entries(known, [("gpu", "a")])
+    assert np.exp(entries[0]).tolist() == pytest.approx([3.0 if part == "host" else 1.0 for part in ALL])
+    found = _beside(entries, [("gpu", "a")], known)
+    assert [(factor.gpu, factor.part, factor.value) for factor in found] == [
+        ("a", "host", pytest.approx(3.0)),
+        ("b", "host", 0.9),
+    ]
 
 
 def test_groups_left_out_are_judged_without_themselves() -> None:
