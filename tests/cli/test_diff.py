@@ -33,7 +33,7 @@ A, B, C = ({"name": name, "bytes": size} for name, size in zip("abc", (0, 1, 1),
 
 
 @example([A, B, C], [A, C, B])
-@example([A, A | {"bytes": 1}], [A, A | {"bytes": 2}])
+@example([A, A | {"bytes": 1}], [A | {"bytes": 2}, A | {"bytes": 1}])
 @example([A, A | {"bytes": 1}], [A])
 @example({"p": True}, {"p": 1})
 @example([0.0, 1], [False, 1])
