@@ -221,9 +221,7 @@ def _says(flags: Flags, degrees: Mapping[str, int]) -> dict[str, Any]:
     steps = batch // (micro * dp) if batch and micro and batch % (micro * dp) == 0 else None
     reshards = str(flags.get("parallelism.fsdp_reshard_after_forward", "default"))
     never = reshards == "never" or (reshards == "default" and degrees["pp"] > 1)  # each micro-batch would gather again
-    is_sharded = (
-        degrees["dp_shard"] * degrees["cp"] > 1
-    )  # ranks of a sequence share weights (distributed/parallel_dims.py)
+    is_sharded = degrees["dp_shard"] * degrees["cp"] > 1  # distributed/parallel_dims.py, fsdp_enabled
     low = set(_listed(flags, CONVERTERS)) & set(IN_FLOAT8)
     compute = "float8" if low else str(flags.get("training.mixed_precision_param", "bfloat16"))
     says: dict[str, Any] = dict(degrees) | told(

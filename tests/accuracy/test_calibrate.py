@@ -12,8 +12,21 @@ import numpy as np
 import pytest
 
 from strategist import predict, recommend
+from strategist.accuracy.calibrate import (
+    NOISE,
+    OVERLAPS,
+    SPREADS,
+    TIMED,
+    Sample,
+    _beside,
+    _entries,
+    _errors,
+    _fit,
+    _held,
+    _sampled,
+    calibrate,
+)
 from strategist.accuracy.calibrate import PARTS as ALL
-from strategist.accuracy.calibrate import SPREADS, _errors, _sampled, calibrate
 from strategist.accuracy.judge import Judged, judge
 from strategist.accuracy.scores import log_errors
 from strategist.document.calibration import Calibration
@@ -183,6 +196,70 @@ def test_what_runs_do_not_insist_on_stays_as_it_was() -> None:
     assert found.held_out.before == pytest.approx(1.0, abs=1e-6)
     nearer, freer = (calibrate(measured(TRUE), spreads=(spread,)).factors for spread in (0.02, 0.2))
     assert max(abs(factor.value - 1) for factor in nearer) < max(abs(factor.value - 1) for factor in freer)
+
+
+def products_alone(logarithms: list[tuple[float, int]]) -> Sample:
+    """Groups of runs that are nothing but matrix products, predicted to take a second: of each group ln of what they took, and how many."""
+    measured = [logarithm for logarithm, number in logarithms for _ in range(number)]
+    groups = [group for group, (_, number) in enumerate(logarithms) for _ in range(number)]
+    parts = np.zeros((len(measured), len(OVERLAPS), len(TIMED)))
+    parts[:, :, TIMED.index("matmul")] = 1.0
+    return Sample(parts, np.array(measured), np.array(groups), np.zeros((len(measured), 1), np.int64))
+
+
+@pytest.mark.parametrize("number", [1, 4, 16])
+def test_a_group_counts_like_the_root_of_its_runs(number: int) -> None:
+    """One run that is slower than said and a group that is faster by as much: the factor lies between them as one to the root of their number."""
+    nothing, off = np.zeros((1, len(ALL))), 1e-4
+    found = _fit(products_alone([(off, 1), (-off, number)]), nothing, 100.0)
+    root = math.sqrt(number)
+    assert found[0, ALL.index("matmul")] == pytest.approx(off * (1 - root) / (1 + root), abs=0.01 * off)
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.2])
+def test_factors_are_drawn_to_those_that_are_known(spread: float) -> None:
+    """Runs that known factors explain move none of them; without runs that insist, a factor lies between what they say and what was known, the
+    nearer to the latter the narrower the spread."""
+    known = np.zeros((1, len(ALL)))
+    known[0, ALL.index("matmul")] = 0.3
+    assert _fit(products_alone([(0.3, 3)]), known, spread) == pytest.approx(known, abs=1e-9)
+    moved = _fit(products_alone([(0.301, 1)]), known, spread)[0, ALL.index("matmul")] - 0.3
+    assert moved == pytest.approx(1e-3 * spread**2 / (spread**2 + NOISE**2), rel=0.05)
+
+
+def test_known_factors_multiply_and_those_of_others_stay() -> None:
+    """Of one device two on the same part are their product; what is about no device or framework of the runs is kept as it is, and what is about
+    one is said anew."""
+    known = [
+        Factor(part=part, value=value, gpu=gpu)
+        for part, value, gpu in (("host", 1.5, "a"), ("host", 2.0, "a"), ("host", 0.9, "b"))
+    ]  # type: ignore[arg-type]
+    entries = _entries(known, [("gpu", "a")])
+    assert np.exp(entries[0]).tolist() == pytest.approx([3.0 if part == "host" else 1.0 for part in ALL])
+    found = _beside(entries, [("gpu", "a")], known)
+    assert [(factor.gpu, factor.part, factor.value) for factor in found] == [
+        ("a", "host", pytest.approx(3.0)),
+        ("b", "host", 0.9),
+    ]
+
+
+def test_groups_left_out_are_judged_without_themselves() -> None:
+    """Three groups that have nothing in common: each is predicted by the others' factors, not by its own."""
+    groups = [(0.2, 4), (0.0, 4), (-0.2, 4)]
+    seen: list[tuple[int, ...]] = []
+
+    def fitted(sample: Sample, usual: object, _spread: float, _start: object) -> object:
+        seen.append(tuple(sorted(set(sample.group.tolist()))))
+        mean = np.zeros((1, len(ALL)))
+        mean[0, ALL.index("matmul")] = sample.measured.mean()
+        return mean
+
+    nothing = np.zeros((1, len(ALL)))
+    held = _held(products_alone(groups), nothing, 0.2, nothing, fitted)  # type: ignore[arg-type]
+    assert seen == [(1, 2), (0, 2), (0, 1)]
+    assert held.before == pytest.approx(math.exp((0.2 + 0.0 + 0.2) / 3))
+    assert held.after == pytest.approx(math.exp((0.3 + 0.0 + 0.3) / 3))
+    assert (held.before_within_25, held.after_within_25) == (1.0, pytest.approx(1 / 3))
 
 
 @pytest.mark.parametrize("kept", [0, 9])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strategist.document.difference import NAMES, differences
@@ -29,6 +29,14 @@ DOCUMENTS = st.recursive(
 """Few values, so that equal ones, reordered ones and namesakes are drawn often."""
 
 
+A, B, C = ({"name": name, "bytes": size} for name, size in zip("abc", (0, 1, 1), strict=True))
+
+
+@example([A, B, C], [A, C, B])
+@example([A, A | {"bytes": 1}], [A | {"bytes": 2}, A | {"bytes": 1}])
+@example([A, A | {"bytes": 1}], [A])
+@example({"p": True}, {"p": 1})
+@example([0.0, 1], [False, 1])
 @given(DOCUMENTS, DOCUMENTS)
 def test_there_is_a_difference_exactly_where_the_text_differs(old: Any, new: Any) -> None:
     """Two documents have no difference exactly when their canonical JSON is the same text."""

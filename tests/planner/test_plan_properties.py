@@ -14,12 +14,14 @@ from hypothesis import assume, reject
 from hypothesis import strategies as st
 
 from strategist import recommend
+from strategist.ask import Given, complete
 from strategist.document.plan import Plan
 from strategist.document.write import as_document
 from strategist.errors import NoPlanError, StrategistError
 from strategist.facts.job import Job
 from strategist.facts.profile import find_profile
 from strategist.facts.workload import Workload
+from strategist.planner.write import price_of
 from strategist.units import format_gib
 from tests.oracle.legality import VIOLATIONS, violation
 from tests.oracle.memory import memory_of, usable_bytes
@@ -210,6 +212,20 @@ def test_p52_money_follows_time(price: float) -> None:
     assert hours is not None and paid.economics.run_cost == hours * price
     seconds = 10**9 / (2048 * 32) * paid.time.step_ns / 1e9
     assert hours == pytest.approx(seconds * 8 / 3600, rel=1e-12)
+    assert paid.economics.gpu_hours_per_step == pytest.approx(8 * paid.time.step_ns / 3600e9, rel=1e-12)
+
+
+def test_a_node_s_list_price_is_that_of_all_its_devices() -> None:
+    """A device costs its part of what its node costs, whatever the number of nodes; a price that is told counts instead, and of several kinds of
+    nodes nobody knows one."""
+    asked = complete(Given(model="gpt2", hardware="aws-g5.48xlarge:4"))
+    (group,) = asked.question.job.cluster.groups
+    assert group.node.price_per_hour is not None
+    assert price_of(asked.question.job, asked.request)[0] == pytest.approx(group.node.price_per_hour / 8)
+    told = replace(asked.request, price_per_gpu_hour=1.5)
+    assert price_of(asked.question.job, told)[0] == 1.5
+    mixed = replace(asked.question.job, cluster=replace(asked.question.job.cluster, groups=(group, group)))
+    assert price_of(mixed, asked.request) == (None, "")
 
 
 @pytest.mark.nightly
