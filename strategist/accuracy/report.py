@@ -106,7 +106,7 @@ def skipped_text(judged: Sequence[Judged], width: int) -> list[Line]:
 
 def _block(group: Group, width: int) -> Iterator[Line]:
     title = ", ".join(f"{value or '(not stated)'}" for value in group.key.values()) or "all rows"
-    yield line(Span(title, "title"))
+    yield from wrapped("", title, width, indent=0, style="title")
     yield from wrapped("  covered", f"{group.covered} of {counted(group.rows, 'row')}", width, indent=INDENT)
     for reason, number in group.skipped.items():
         yield from wrapped("  skipped", f"{number}: {reason}", width, indent=INDENT, style="dim")
@@ -144,7 +144,7 @@ def _skipped_rows(judged: Sequence[Judged], width: int) -> Iterator[Line]:
     rows = [(one.run["id"], one.skipped) for one in judged if one.case is None]
     if rows:
         yield line("")
-        yield line(Span("rows without a prediction", "key"))
+        yield from wrapped("", "rows without a prediction", width, indent=0, style="key")
         yield from table(rows, width)
 
 
@@ -189,7 +189,7 @@ def _near(found: Calibration, width: int) -> Iterator[Line]:
     if not found.near:
         return
     yield line("")
-    yield line(Span("intervals of a step, from runs left out", "key"))
+    yield from wrapped("", "intervals of a step, from runs left out", width, indent=0, style="key")
     rows = [(f"chip {one.chip}", one.framework or "any framework", f"{one.width or 'any'} width", f"x{one.low:.3f} to x{one.high:.3f}", f"{one.runs} runs") for one in found.near]  # fmt: skip
     yield from table(rows, width)
 

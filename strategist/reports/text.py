@@ -22,7 +22,7 @@ from strategist.reports.brief import (
 )
 from strategist.reports.lines import Line, Span, line, table, wrapped
 from strategist.reports.tree import plan_tree, rungs_of, tree_lines
-from strategist.units import format_gib
+from strategist.units import counted, format_gib
 
 
 def explain_text(plan: Plan, width: int = 80, observed: Sequence[Observed] = ()) -> list[Line]:
@@ -111,7 +111,7 @@ def _refusals(plan: Plan, width: int) -> Iterator[Line]:
     for refusal in plan.refusals:
         yield from wrapped(
             f"  {refusal.rule}",
-            f"{refusal.count:,} layouts. {refusal.sentence} For example {refusal.example}",
+            f"{counted(refusal.count, 'layout', f'{refusal.count:,}')}. {refusal.sentence} For example {refusal.example}",
             width,
             indent=INDENT,
         )

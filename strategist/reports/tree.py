@@ -318,7 +318,7 @@ def tree_lines(tree: Tree, width: int, rungs: Sequence[str] = ()) -> Iterator[Li
         ratio = "ratio".rjust(RATIO_COLUMN) if rungs else ""
         yield line(Span(f"{' ' * name_width}{heads}{ratio}", "dim"))
     for top in tops:
-        yield from _branch(top, width, name_width, 0, len(rungs))
+        yield from _branch(top, width, name_width, 0, rungs)
 
 
 def _name_width(tops: Sequence[Tree], width: int) -> int:
@@ -331,15 +331,20 @@ def _longest(nodes: Sequence[Tree], depth: int) -> int:
     return max([*widths, *(_longest(node.children, depth + 1) for node in nodes)], default=0)
 
 
-def _branch(node: Tree, width: int, name_width: int, depth: int, rungs: int) -> Iterator[Line]:
+def _branch(node: Tree, width: int, name_width: int, depth: int, rungs: Sequence[str]) -> Iterator[Line]:
     label = f"{'  ' * depth}{node.name}"
-    figures = _figures(node, rungs)
+    figures = _figures(node, len(rungs))
     worst = "<- worst" if node.is_worst else ""
+    note = node.note + (f" ({node.basis})" if node.basis not in (None, "derived") else "")
     if width < NARROW:
-        yield from hung(" ".join(word for word in (label, *(f.strip() for f in figures), worst) if word), width)
+        heads = ("predicted", *rungs, "ratio") if rungs else ("",)
+        said = (
+            f"{head} {figure.strip()}".strip() for head, figure in zip(heads, figures, strict=True) if figure.strip()
+        )
+        text = "; ".join(part for part in (f"{label} {', '.join(said)}", f"{worst} {note}".strip()) if part)
+        yield from hung(text, width)
     else:
         head = f"{label.ljust(name_width)[:name_width]}{''.join(figures)}  "
-        note = node.note + (f" ({node.basis})" if node.basis not in (None, "derived") else "")
         style: Style = "title" if depth == 0 else "bad" if worst else "plain"
         text = f"{worst} {note}".strip()
         yield from (
