@@ -80,14 +80,13 @@ class Target:
             places.setdefault(profile, []).append(place)
         return tuple((profile, np.flatnonzero(np.isin(sort, same))) for profile, same in places.items())
 
-    def _profile(self, job: Job, alone: Candidates) -> Profile:
+    def _profile(self, job: Job, candidate: Candidates) -> Profile:
         """The profile of one layout."""
-        words = alone.row(0)
+        words = candidate.row(0)
         strategy: Any = SimpleNamespace(zero=words["zero"], offload=words["offload"], formats=formats_of(job))
-        zero_3_alone = words["zero"] == 3 and words["tp"] == words["pp"] == 1
-        is_engine = self.emitter.by_deepspeed(strategy)
-        precision = job.workload.precision
-        return _known_there(profile_for(self.name, precision, by_deepspeed=is_engine, zero_3_alone=zero_3_alone), job)
+        is_engine, alone = self.emitter.by_deepspeed(strategy), words["tp"] == words["pp"] == 1
+        own = profile_for(self.name, job.workload.precision, is_engine, int(words["zero"]), alone)
+        return _known_there(own, job)
 
     def says(self, job: Job, candidates: Candidates) -> Mask:
         """Which layouts the target has files for, (C,).

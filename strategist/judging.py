@@ -14,9 +14,10 @@ from strategist.document.prediction import Prediction
 from strategist.errors import ImpossibleError, InputError
 from strategist.facts.job import Job
 from strategist.facts.profile import (
+    AUTOCAST,
     ENGINE,
+    deepspeed_profile,
     merges_copies,
-    of_stage,
     with_dispatcher,
     with_gradients,
     with_habits,
@@ -185,6 +186,7 @@ def _predicted(given: Given, says: Says, reader: Reader, layout: Layout) -> Pred
     """The prediction of a layout. What was said on the command line wins over what the file says."""
     batch, length, compute = says.get("global_batch"), says.get("seq_len"), says.get("compute")
     text = ",".join(f"{name}={int(value) if isinstance(value, bool) else value}" for name, value in layout.items())
+    precision = given.precision or PRECISIONS.get(str(compute))
     asked = complete(
         replace(
             given,
@@ -193,8 +195,8 @@ def _predicted(given: Given, says: Says, reader: Reader, layout: Layout) -> Pred
             grad_accum=None,
             global_batch=given.global_batch or (batch if isinstance(batch, int) else None),
             seq_len=given.seq_len or (length if isinstance(length, int) else None),
-            precision=given.precision or PRECISIONS.get(str(compute)),
-            framework=given.framework or _profile(reader, says, layout),
+            precision=precision,
+            framework=given.framework or _profile(reader, says, layout, precision),
             optimizer=given.optimizer or _word(says, "optimizer"),
             **_adapters(given, says),
         )
@@ -203,13 +205,16 @@ def _predicted(given: Given, says: Says, reader: Reader, layout: Layout) -> Pred
     return predicted(_with_formats(asked, reader, says) if is_of_the_file else asked)
 
 
-def _profile(reader: Reader, says: Says, layout: Layout) -> str:
-    """Whose habits a file's run has: its framework's, or those of the engine that an ordinary loop hands its states to; DeepSpeed's ZeRO-3
-    has its own where it cuts weights and nothing else."""
+def _profile(reader: Reader, says: Says, layout: Layout, precision: str | None) -> str:
+    """Whose habits a file's run has: its framework's, or those of the engine that an ordinary loop hands its states to; DeepSpeed's ZeRO
+    has its own by stage and by the format of weights."""
     if reader.profile not in LOOPS:
         return reader.profile
     engine = _word(says, "engine") or reader.profile
-    return of_stage(engine, layout.get("zero") == 3 and layout.get("tp", 1) == layout.get("pp", 1) == 1)
+    if engine not in (ENGINE, AUTOCAST):
+        return engine
+    alone = layout.get("tp", 1) == layout.get("pp", 1) == 1
+    return deepspeed_profile(engine, precision or "bf16", int(layout.get("zero", 0)), alone)
 
 
 def _word(says: Says, name: str) -> str | None:

@@ -19,6 +19,8 @@ ENGINE, AUTOCAST = "deepspeed", "deepspeed-autocast"
 """The profiles of DeepSpeed's ZeRO: low weights beside fp32 masters, and fp32 weights under torch.autocast."""
 ZERO_3 = "deepspeed-zero3"
 """The profile of DeepSpeed's ZeRO-3 on modules of torch."""
+COPIES = "deepspeed-autocast-copies"
+"""The profile of its ZeRO-1 and 2 where weights rest in fp32."""
 _ON_MODULES = {ENGINE: ZERO_3, AUTOCAST: "deepspeed-zero3-autocast"}
 
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0}
@@ -187,22 +189,25 @@ def engine_of(frontend: str) -> str:
     return known[frontend]
 
 
-def profile_for(frontend: str, precision: str, *, by_deepspeed: bool = False, zero_3_alone: bool = False) -> Profile:
-    """The profile of what a front end's files start, or of DeepSpeed where it trains; `zero_3_alone` as in `of_stage`."""
+def profile_for(
+    frontend: str, precision: str, by_deepspeed: bool = False, zero: int = 0, alone: bool = True
+) -> Profile:
+    """The profile of what a front end's files start, or of DeepSpeed where it trains; `zero` and `alone` as in `deepspeed_profile`."""
     row = next(row for row in rows("frontends") if row["name"] == frontend)
-    profile = find_profile(_engine_for(row["deepspeed"], precision, zero_3_alone) if by_deepspeed else row["profile"])
+    if by_deepspeed:
+        return find_profile(deepspeed_profile(row["deepspeed"], precision, zero, alone))
+    profile = find_profile(row["profile"])
     return with_gradients(profile, reduce=row["reduce"]) if "reduce" in row else profile
 
 
-def _engine_for(name: str, precision: str, zero_3_alone: bool) -> str:
-    """Nothing is cast where weights compute as they rest."""
-    formats = find_profile(name).formats_for(precision)
-    return of_stage(ENGINE if formats.compute == formats.parameter else name, zero_3_alone)
-
-
-def of_stage(engine: str, zero_3_alone: bool) -> str:
-    """DeepSpeed's profile where its ZeRO-3 cuts weights and nothing else does (`zero_3_alone`), or else as it is."""
-    return _ON_MODULES.get(engine, engine) if zero_3_alone else engine
+def deepspeed_profile(engine: str, precision: str, zero: int, alone: bool) -> str:
+    """DeepSpeed's profile by its stage of ZeRO, which may stand `alone`, without other cuts of weights. Where weights rest in fp32, stages 1 and 2
+    copy a rank's part of them all the same, and stage 3 does not (runtime/zero/stage_1_and_2.py, single_partition_of_fp32_groups; stage3.py,
+    _create_fp32_partitions)."""
+    engine = AUTOCAST if precision in ("fp32", "tf32") else engine
+    if zero == 3 and alone:
+        return _ON_MODULES[engine]
+    return COPIES if zero in (1, 2) and engine == AUTOCAST else engine
 
 
 def frameworks() -> tuple[str, ...]:

@@ -71,14 +71,24 @@ def test_thirteen_billion_weights_train_on_one_v100(tmp_path: Path) -> None:
     assert not whole["fits"]
 
 
-def test_weights_under_autocast_stay_in_fp32(tmp_path: Path) -> None:
-    """torch_autocast has no masters: weights, gradients and moments in fp32, 16 bytes as well."""
-    words = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
-    told = {key: value for key, value in table(3).items() if key != "bf16"} | words
+@pytest.mark.parametrize(
+    ("stage", "per_weight", "name"),
+    [
+        (1, 4 + 4 + 12 / 8, "deepspeed-autocast-copies"),
+        (2, 4 + 16 / 8, "deepspeed-autocast-copies"),
+        (3, 16 / 8, "deepspeed-zero3-autocast"),
+    ],
+)
+@pytest.mark.parametrize("is_autocast", [True, False])
+def test_weights_that_stay_in_fp32(stage: int, per_weight: float, name: str, is_autocast: bool, tmp_path: Path) -> None:
+    """Under torch_autocast, or in fp32 throughout, weights, gradients and moments are in fp32; stages 1 and 2 copy a rank's part of the weights
+    all the same (DeepSpeed 0.19.8, stage_1_and_2.py, single_partition_of_fp32_groups), stage 3 updates its own (stage3.py, _create_fp32_partitions)."""
+    words = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}} if is_autocast else {}
+    told = {key: value for key, value in table(stage).items() if key != "bf16"} | words
     found = predicted(tmp_path / "zero.json", told, "--model", LLAMA, *MACHINE)
-    assert found["framework"] == "deepspeed-zero3-autocast"
+    assert found["framework"] == name
     assert found["strategy"]["formats"]["parameter"] == "float32"
-    assert states(found) == pytest.approx(2 * weights(LLAMA), rel=0.001)
+    assert states(found) == pytest.approx(per_weight * weights(LLAMA), rel=0.001)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
