@@ -104,12 +104,13 @@ def normed_latents(shape: ModelShape, kind: LayerKind) -> int:
 
 
 def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
-    """Forward FLOP per token of softmax attention in one layer: scores and values, causal models count the half they
-    compute. Source: Dao 2023 (arXiv 2307.08691, section 4): 4 x seqlen^2 x head_dim x heads, halved when causal."""
+    """Forward FLOP per token of softmax attention in one layer: scores and values, causal models count what they
+    compute: half, or of a window the min(i, window) keys of the i-th query. Source: Dao 2023 (arXiv 2307.08691, section 4):
+    4 x seqlen^2 x head_dim x heads, halved when causal."""
     if kind.mixer not in ("attention", "sliding", "mla"):
         return 0.0
     span = keys_met(shape, kind, seq_len)
-    causal = 0.5 if shape.kind in ("decoder", "hybrid") and span == seq_len else 1.0
+    causal = 1.0 - span / (2.0 * seq_len) if shape.kind in ("decoder", "hybrid") else 1.0
     if shape.mla is not None and kind.mixer == "mla":
         width = shape.heads * (shape.mla.qk_nope + shape.mla.qk_rope + shape.mla.v_dim)
     else:

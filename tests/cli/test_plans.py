@@ -30,6 +30,19 @@ QUESTIONS = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(("difference", "code"), [(0, "RANGE"), (-1, "NEGATIVE"), (1e-9, None)])
+def test_a_difference_that_divides_by_nothing_is_refused(difference: float, code: str | None) -> None:
+    """The other policy's step over the chosen one's is above 0: whoever reads a plan divides by it."""
+    document = json.loads(plan_text(*SMALL))
+    document["decision"]["difference"] = difference
+    if code is None:
+        assert plan_from(document, "PLAN").decision.difference == difference
+        return
+    with pytest.raises(StrategistError) as refused:
+        plan_from(document, "PLAN")
+    assert refused.value.code == code
+
+
 @pytest.mark.parametrize("question", QUESTIONS, ids=" ".join)
 def test_a_written_plan_reads_back_the_same(question: tuple[str, ...], tmp_path: Path) -> None:
     """A plan that is read has an intact seal and is written again byte for byte."""

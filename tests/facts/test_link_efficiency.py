@@ -151,3 +151,22 @@ def test_without_rows_of_its_own_a_variant_takes_the_general_ones() -> None:
     assert efficiency("efa", "EFA v2") == efficiency("efa")
     assert fabric_kind("ib ndr") == "infiniband"
     assert fabric_kind("carrier pigeon") == "tcp"
+
+
+def test_a_mesh_of_links_that_a_switch_reduces_on_gets_what_a_ring_gets() -> None:
+    """Of every kind and variant of the catalogue: without a switch that reduces nothing changes, with one the mesh has a ring's share for the
+    all-reduce, and all else as beside the switch."""
+    seen = set()
+    for row in rows("link_efficiency"):
+        beside, mesh = (efficiency(row["kind"], row["variant"], in_switch=switched) for switched in (True, False))
+        for one, other in zip(beside.shares, mesh.shares, strict=True):
+            seen.add(one.in_switch)
+            assert (other.gpus, other.ring, other.all_to_all, other.in_switch) == (
+                one.gpus,
+                one.ring,
+                one.all_to_all,
+                False,
+            )
+            assert other.all_reduce == (one.ring if one.in_switch else one.all_reduce)
+        assert row["all_reduce_share"] in [one.all_reduce for one in beside.shares]
+    assert seen == {True, False}

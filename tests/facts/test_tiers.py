@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from strategist.errors import ImpossibleError, InputError
 from strategist.facts.clusters import load_cluster
-from strategist.facts.groups import group_bandwidth, group_columns, members_within
+from strategist.facts.groups import group_bandwidth, group_columns, members_within, worse
 from strategist.facts.hardware import Cluster, NodeGroup
+from strategist.facts.network import port_Bps, uplink_Bps
 from strategist.facts.nodes import node_by_id, nodes
 from strategist.facts.tier import Share
 from strategist.facts.tiers import tiers
@@ -90,6 +91,28 @@ def test_a_message_takes_one_road(machine: str, size: int, stride: int, GBps: fl
     link = group_bandwidth(found, size, stride)
     assert link.send_Bps == pytest.approx(1e9 * GBps)
     assert link.send_Bps <= link.ring_Bps == link.Bps
+
+
+def test_a_message_gets_no_less_than_a_device_s_share() -> None:
+    """However many ports a node has: a port that it shares is no narrower than its even part, and ports beyond one for each device are its own."""
+    for name in PLANNABLE:
+        node = node_by_id(name)
+        rates = [port_Bps(replace(node, nics=nics)) for nics in (0, 1, node.gpus, 2 * node.gpus, 4 * node.gpus)]
+        assert rates[0] == rates[1] >= rates[2] == rates[3] == rates[4] == uplink_Bps(node)
+
+
+def test_the_worse_of_two_links_is_no_better_than_either() -> None:
+    """Groups of every size and stride on two kinds of nodes: no rate is higher than on either, no walk shorter, whichever is named first."""
+    size, stride = (column.ravel() for column in np.meshgrid([1, 2, 4, 8, 16], [1, 2, 4, 8]))
+    one, other = (
+        group_columns(tiers(load_cluster(name)), size, stride) for name in ("dgx-h100:16", "aws-g5.48xlarge:16")
+    )
+    found, turned = worse(one, other), worse(other, one)
+    for name in ("Bps", "ring_Bps", "all_reduce_Bps", "all_to_all_Bps", "send_Bps"):
+        assert np.array_equal(getattr(found, name), np.minimum(getattr(one, name), getattr(other, name)))
+        assert np.array_equal(getattr(found, name), getattr(turned, name))
+    for name in ("latency_s", "fill_s", "leave"):
+        assert np.array_equal(getattr(found, name), np.maximum(getattr(one, name), getattr(other, name)))
 
 
 def test_meshes_give_what_their_narrowest_cut_gives() -> None:

@@ -12,7 +12,7 @@ def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
     total = 0.0
     if kind.mixer in ATTENTION:
         span = min(shape.window or seq_len, seq_len) if kind.mixer == "sliding" else seq_len
-        causal = 0.5 if shape.kind in ("decoder", "hybrid") and span == seq_len else 1.0
+        causal = 1 - span / (2 * seq_len) if shape.kind in ("decoder", "hybrid") else 1.0
         width = 2 * shape.heads * shape.head_dim
         if kind.mixer == "mla" and shape.mla is not None:
             width = shape.heads * (shape.mla.qk_nope + shape.mla.qk_rope + shape.mla.v_dim)

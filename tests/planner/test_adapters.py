@@ -13,6 +13,7 @@ from strategist.document.load import plan_from
 from strategist.document.plan import Plan
 from strategist.document.write import dump, seal_state
 from strategist.errors import ImpossibleError
+from strategist.facts.adapters import QUANTISED_BYTES
 
 H, KV, F, LAYERS = 4096, 1024, 14336, 32
 """Widths of Llama-3.1-8B: hidden, keys, feed-forward; its layers."""
@@ -48,6 +49,13 @@ def test_shards_of_a_frozen_model_divide_its_states() -> None:
     whole, shard = planned("lora"), planned("lora", SHARDED)
     for term in ("parameters", "optimizer"):
         assert held(shard, term) * 8 == held(whole, term)
+
+
+def test_a_weight_in_four_bits_takes_an_eighth_of_one_more() -> None:
+    """Of a scale of 32 bits per 64 weights double quantisation leaves 8 / 64 + 32 / (64 x 256) = 0.127 bits a weight (Dettmers et al. 2023, arXiv
+    2305.14314, section 3)."""
+    bits = QUANTISED_BYTES * 8
+    assert bits - 4 == pytest.approx(0.127, abs=5e-4)
 
 
 @pytest.mark.slow

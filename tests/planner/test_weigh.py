@@ -60,6 +60,17 @@ def cluster_of(nodes: Sequence[Node]) -> Cluster:
     return Cluster(groups=tuple(NodeGroup(node=node, count=1) for node in nodes), origin="flags")
 
 
+@pytest.mark.parametrize(
+    "names", [("aws-p3dn.24xlarge", "ws-4x-4090"), ("ws-4x-4090", "dgx-h100", "aws-p3dn.24xlarge")]
+)
+def test_the_smallest_device_decides_what_fits_and_the_slowest_how_long_it_takes(names: Sequence[str]) -> None:
+    """A V100 of 32 GB multiplies slower than an RTX 4090 of 24 GB: they are two kinds of nodes."""
+    cluster = cluster_of([machine(name).groups[0].node for name in names])
+    job = Job(cluster=cluster, model=load_model("gpt2"), workload=Workload(), profile=find_profile(), headroom=0.0)
+    assert (cluster.smallest.name, cluster.slowest.gpu.name) == ("rtx-4090", "v100-sxm2-32gb")
+    assert job.usable_bytes == cluster.smallest.memory_bytes < cluster.slowest.gpu.memory_bytes
+
+
 @pytest.mark.parametrize("order", [("dgx-h100", "aws-g5.48xlarge"), ("aws-g5.48xlarge", "dgx-h100")])
 def test_what_fits_is_what_the_poorest_node_holds(order: tuple[str, str]) -> None:
     """To the byte: a device's peak within the smallest device less the headroom, and what is offloaded within a device's part of nine tenths

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.device.report import kernels
+from strategist.facts.attention import attention_FLOP
 from strategist.facts.clusters import load_cluster
 from strategist.facts.gpus import gpu_by_id
 from strategist.facts.groups import group_bandwidth, group_columns
@@ -359,6 +360,24 @@ def test_torch_calls_cudnn_for_attention_where_it_prefers_it() -> None:
     assert families() == {"cudnn"}
     assert families("dgx-a100-80gb") == families(precision="fp32") == {"attention"}
     assert families(model="gemma-2-9b") == {"cudnn", "attention"}
+
+
+@pytest.mark.parametrize("model", ["mistral-7b-v0.1", "gemma-2-9b"])
+def test_attention_counts_the_keys_that_a_query_meets(model: str) -> None:
+    """The i-th query meets min(i, window) keys: counted one by one, to half a key in the mean; so a wider window is never cheaper, and one as
+    wide as the sequence is none. Queries that look both ways meet the whole window."""
+    shape, length = load_model(model), 512
+    kinds = {kind.mixer: kind for kind in layer_sequence(shape)}
+    each = 4.0 * shape.heads * shape.head_dim
+    found = []
+    for window in (1, 2, 64, 256, 511, 512, 4096):
+        met = sum(min(number, window) for number in range(1, length + 1)) / length
+        found.append(attention_FLOP(replace(shape, window=window), kinds["sliding"], length) / each)
+        assert found[-1] == pytest.approx(met, abs=0.51)
+        both = attention_FLOP(replace(shape, window=window, kind="encoder"), kinds["sliding"], length) / each
+        assert both == min(window, length)
+    assert found == sorted(found)
+    assert found[-1] == found[-2] == length / 2
 
 
 def test_a_ring_calls_flash_attention_itself() -> None:
