@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from strategist.document.plan import Hint, Objective, Policy, Request
-from strategist.errors import InputError, shown
+from strategist.errors import ImpossibleError, InputError, shown
 from strategist.facts.calibration import Factor, Near, shipped_factors
 from strategist.facts.clusters import cluster_from_flags, cpu_cluster, resolve_cluster
-from strategist.facts.gpus import backend_of
+from strategist.facts.gpus import LIBRARIES, backend_of
 from strategist.facts.hardware import Cluster, with_gpus
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
@@ -94,8 +94,7 @@ def complete(given: Given) -> Asked:
     model, from_model = _model(given)
     _is_a_stack(model)
     machines = machines_of(given)
-    for group in machines.cluster.groups:
-        backend_of(group.node.gpu)
+    _can_meet(machines.cluster)
     work, from_work = _workload(given, model, machines.cluster)
     model, from_method = _trained(given, model)
     pins = tuple(_pins(given))
@@ -140,6 +139,23 @@ def complete(given: Given) -> Asked:
         notes=(*(_as_hint(text) for text in (*machines.notes, *model.notes)), *_partly(model)),
         time_budget=given.time_budget,
     )
+
+
+def _can_meet(cluster: Cluster) -> None:
+    """Raise ImpossibleError UNSUPPORTED_DEVICE for devices that torch cannot drive, and for those of several vendors: NCCL, RCCL and gloo are
+    libraries of their own, and a group of ranks has one of them."""
+    for group in cluster.groups:
+        backend_of(group.node.gpu)
+    first, *others = (group.node.gpu for group in cluster.groups)
+    other = next((gpu for gpu in others if gpu.vendor != first.vendor), None)
+    if other is not None:
+        raise ImpossibleError(
+            "UNSUPPORTED_DEVICE",
+            f"{first.title} speaks through {LIBRARIES[first.vendor]} and {other.title} through {LIBRARIES[other.vendor]}; no collective joins both.",
+            flag="--hardware",
+            value=f"{first.name}, {other.name}",
+            hint="Plan for the nodes of one vendor.",
+        )
 
 
 def _trained(given: Given, model: ModelShape) -> tuple[ModelShape, tuple[Assumption, ...]]:

@@ -32,9 +32,11 @@ def read_text(path: str, flag: str) -> str:
     """The text of one regular UTF-8 file of at most 16 MiB; never blocks, never follows into devices. `-` is standard input, where
     something is piped into it.
 
-    Raises InputError TYPE, FILE_NOT_FOUND, NOT_A_FILE, PERMISSION, NAME_TOO_LONG, EMPTY_FILE, FILE_TOO_LARGE, ENCODING, MISSING.
+    Raises InputError TYPE, EMPTY, FILE_NOT_FOUND, NOT_A_FILE, PERMISSION, NAME_TOO_LONG, EMPTY_FILE, FILE_TOO_LARGE, ENCODING, MISSING.
     """
     path = path_of(path, flag)
+    if not path.strip():
+        raise InputError("EMPTY", f"{flag} is empty.", flag=flag, value=path, hint="Name a file.")
     is_piped = path == STANDARD_INPUT
     if is_piped and (sys.stdin is None or sys.stdin.isatty()):
         raise InputError(

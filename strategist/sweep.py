@@ -9,6 +9,7 @@ from strategist import __version__
 from strategist.ask import Asked, Given, complete
 from strategist.document.sweep import Cell, Sweep
 from strategist.errors import InputError
+from strategist.facts.gpus import find_gpu
 from strategist.facts.resolved import Assumption, said_to_plan
 from strategist.planner.recommend import choice
 from strategist.planner.search import Pace, Watch, search
@@ -33,7 +34,7 @@ class Grid:
 
 
 def sweep(grid: Grid, watch: Watch | None = None) -> Sweep:
-    """The winner of every cell, of each of which `watch` hears; when a time budget has run out, of those until then, but always of the first. Raises InputError GRID_TOO_LARGE,
+    """The winner of every cell, of each of which `watch` hears; when a time budget has run out, of those until then, but always of the first. Raises InputError GRID_TOO_LARGE, DUPLICATE_KEY,
     what `complete` raises, and ImpossibleError HARDWARE_FEATURE for a device without a rate in the number format."""
     count = len(grid.model_sizes) * len(grid.gpus) * len(grid.nodes)
     if count > MOST_CELLS:
@@ -41,6 +42,7 @@ def sweep(grid: Grid, watch: Watch | None = None) -> Sweep:
             "GRID_TOO_LARGE", f"{count:,} cells are more than {MOST_CELLS}.", flag="--model-size",
             value=count, hint="Name fewer sizes, devices or numbers of nodes.",
         )  # fmt: skip
+    _are_different(grid)
     places = list(product(grid.gpus, grid.model_sizes, grid.nodes))
     pace = Pace(grid.given.time_budget, watch)
     asked = [complete(replace(grid.given, model_size=size, gpu=gpu, nodes=nodes)) for gpu, size, nodes in places]
@@ -59,6 +61,15 @@ def _cells(asked: Sequence[Asked], places: Sequence[tuple[str, str, int]], pace:
     for number, (one, (gpu, size, nodes)) in enumerate(zip(asked, places, strict=True)):
         pace.tick(f"{size} on {counted(nodes, 'node')} of {gpu}", number, len(places))
         yield _cell(one, size, pace, is_first=number == 0)
+
+
+def _are_different(grid: Grid) -> None:
+    """Raise InputError DUPLICATE_KEY for what is named twice, devices by another name too: its cells would stand twice."""
+    gpus = [find_gpu(gpu, "--gpu").value.name for gpu in grid.gpus]
+    for flag, named in (("--model-size", grid.model_sizes), ("--nodes", grid.nodes), ("--gpu", gpus)):
+        twice = next((one for one in named if list(named).count(one) > 1), None)
+        if twice is not None:
+            raise InputError("DUPLICATE_KEY", f"{flag} names {twice} twice.", flag=flag, value=twice, hint="Name each once.")  # fmt: skip
 
 
 def _shared(said: Sequence[tuple[Assumption, ...]]) -> tuple[Assumption, ...]:

@@ -58,6 +58,16 @@ def check_target(path: str, flag: str, *, force: bool) -> None:
         raise InputError(
             "NOT_A_FILE", f"{flag}: {shown(path)} is a folder.", flag=flag, value=path, hint="Name a file inside it."
         )
+    if os.path.exists(path) and not os.path.isfile(
+        path
+    ):  # a file in place of /dev/null, or of a pipe, is what nobody means by --force
+        raise InputError(
+            "NOT_A_FILE",
+            f"{flag}: {shown(path)} is no regular file.",
+            flag=flag,
+            value=path,
+            hint="Choose another name.",
+        )
     if os.path.lexists(path) and not force:
         raise _exists(path, flag)
 

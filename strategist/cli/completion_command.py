@@ -115,7 +115,9 @@ def _zsh() -> str:
 
 
 def _fish() -> str:
-    lines = [f"complete -c strategist -n __fish_use_subcommand -f -a {name} -d '{text}'" for name, text in COMMANDS]
+    lines = [
+        f"complete -c strategist -n __fish_use_subcommand -f -a {name} -d '{_quoted(text)}'" for name, text in COMMANDS
+    ]
     values, own = _values(), _words()
     for name, flags in _flags().items():
         inside = f"complete -c strategist -n '__fish_seen_subcommand_from {name}'"
@@ -124,3 +126,8 @@ def _fish() -> str:
             after = f" -x -a '{' '.join(values[flag.name])}'" if flag.name in values else " -r" if flag.metavar else ""
             lines.append(f"{inside} -l {flag.name.lstrip('-')}{after}")
     return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Text between single quotes of fish."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")

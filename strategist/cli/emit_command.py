@@ -127,7 +127,7 @@ def _described(emitter: Emitter) -> dict[str, object]:
 
 def _folder(path: str) -> str:
     """The folder, which may be missing. Raises InputError for hostile names and for files in the way."""
-    check_target(path.rstrip("/") or "/", "--out", force=True) if not os.path.isdir(path) else None
+    check_target(path.rstrip("/") or path, "--out", force=True) if not os.path.isdir(path) else None
     if os.path.exists(path) and not os.path.isdir(path):
         raise InputError(
             "NOT_A_FILE",

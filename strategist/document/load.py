@@ -35,6 +35,8 @@ def plan_from(value: Any, flag: str) -> Plan:
             value=0,
             hint="Correct the file, or make it again.",
         )
+    if not plan.memory.stages:
+        raise InputError("MISSING", f"{flag}: $.memory.stages is empty, and every stage has its bytes.", flag="$.memory.stages", hint="Correct the file, or make it again.")  # fmt: skip
     return plan
 
 

@@ -20,6 +20,8 @@ In the rows that have both it lies between 0.93 and 1.00.
 
 _VENDOR_BACKENDS: dict[str, Literal["nccl", "gloo"]] = {"NVIDIA": "nccl", "AMD": "nccl", "CPU": "gloo"}
 """ROCm builds of torch answer to the name nccl and call RCCL."""
+LIBRARIES = {"NVIDIA": "NCCL", "AMD": "RCCL", "CPU": "gloo"}
+"""What the collectives of a vendor's devices are made by; ranks of one group have the same."""
 
 
 _BRANDS = {"nvidia": "NVIDIA", "geforce": "NVIDIA", "tesla": "NVIDIA", "amd": "AMD", "instinct": "AMD", "radeon": "AMD"}

@@ -20,7 +20,7 @@ from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.model_rows import find_model, shape_from_row
 from strategist.facts.parameters import count, outer_parameters
 from strategist.records import dataclass, replace
-from strategist.units import format_count, parse_count, plain_text
+from strategist.units import counted, format_count, parse_count, plain_text
 
 SMALLEST, LARGEST = 10**3, 10**14
 SPREAD = 0.15
@@ -87,7 +87,7 @@ def _parsed(text: str, flag: str) -> int:
     asked = parse_count(word, flag, low=1, high=LARGEST, example="7B")
     if asked < SMALLEST:
         hint = f"Did you mean {asked}B?" if word.isdigit() else "Example: 7B."
-        sentence = f"{flag}: {asked} parameters is below {SMALLEST}, the smallest size accepted."
+        sentence = f"{flag}: {counted(asked, 'parameter')} {'is' if asked == 1 else 'are'} below {SMALLEST}, the smallest size accepted."
         raise InputError("TOO_SMALL", sentence, flag=flag, value=text, hint=hint)
     return asked
 

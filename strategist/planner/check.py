@@ -23,6 +23,7 @@ def faults(plan: Plan) -> tuple[str, ...]:
         *_stage_faults(plan),
         *_ledger_faults(plan),
         *_certificate_faults(plan),
+        *_calibration_faults(plan),
     )
 
 
@@ -45,6 +46,7 @@ def _size_faults(plan: Plan) -> Iterator[str]:
     sizes |= {"cluster.groups": len(groups), "model.hidden": shape.hidden, "model.layers": shape.layers}
     sizes |= {f"cluster.groups[{i}].count": group.count for i, group in enumerate(groups)}
     sizes |= {f"cluster.groups[{i}].node.gpus": group.node.gpus for i, group in enumerate(groups)}
+    sizes |= {f"cluster.groups[{i}].node.gpu.memory_bytes": group.node.gpu.memory_bytes for i, group in enumerate(groups)}  # fmt: skip
     sizes |= {"workload.seq_len": work.seq_len, "workload.global_batch": work.global_batch}
     sizes |= {"workload.expert_imbalance": work.expert_imbalance}
     sizes |= {
@@ -139,6 +141,12 @@ def _ledger_faults(plan: Plan) -> Iterator[str]:
     for estimate in (memory.peak, time.step):
         if not estimate.low <= estimate.value <= estimate.high:
             yield "An interval does not contain its value."
+
+
+def _calibration_faults(plan: Plan) -> Iterator[str]:
+    """Factors and intervals that `calibrate` may write (document/load.py)."""
+    yield from (f"factors[{i}].value is {one.value:g}; it lies between 0.1 and 10." for i, one in enumerate(plan.factors) if not 0.1 <= one.value <= 10)  # fmt: skip
+    yield from (f"near[{i}] is no interval around what is predicted." for i, one in enumerate(plan.near) if not 0.1 <= one.low <= 1 <= one.high <= 10)  # fmt: skip
 
 
 def _certificate_faults(plan: Plan) -> Iterator[str]:

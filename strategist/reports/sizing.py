@@ -9,7 +9,7 @@ from strategist.facts.parameters import count
 from strategist.facts.resolved import Assumption
 from strategist.reports.brief import batch_words
 from strategist.reports.lines import HELD, Line, line, table, wrapped
-from strategist.units import format_count, format_duration, format_gib, format_seconds
+from strategist.units import counted, format_count, format_duration, format_gib, format_seconds
 
 INDENT = 12
 
@@ -20,7 +20,7 @@ def sizing_text(found: Sizing, width: int = 80) -> list[Line]:
     parameters = format_count(count(found.model).total)
     unit = found.model.unit
     batch = batch_words(unit, work.seq_len, work.global_batch)
-    job = f"{found.model.name} ({parameters}) on {format_count(work.tokens or 0)} {unit}, {batch} per step"
+    job = f"{found.model.name} ({parameters}) on {counted(work.tokens or 0, unit.removesuffix('s'), format_count(work.tokens or 0))}, {batch} per step"
     by = "no deadline" if found.deadline_s is None else f"in {format_duration(found.deadline_s)}"
     return [
         *wrapped("job", f"{job}, {by}", width, indent=INDENT),

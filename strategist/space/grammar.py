@@ -194,12 +194,12 @@ behind the search (planner/uneven.py)."""
 
 
 def parse_forbids(text: str, flag: str = "--forbid") -> tuple[str, ...]:
-    """Techniques to leave out, such as `pp,offload`. Raises InputError CHOICE with the nearest names."""
+    """Techniques to leave out, such as `pp,offload`. Raises InputError CHOICE with the nearest names, DUPLICATE_KEY."""
     return _techniques(text, flag, FORBIDDABLE, "left out")
 
 
 def parse_also(text: str, flag: str = "--also") -> tuple[str, ...]:
-    """Techniques to look at beside those of every search, such as `zb_h1,zbv`. Raises InputError CHOICE with the nearest names."""
+    """Techniques to look at beside those of every search, such as `zb_h1,zbv`. Raises InputError CHOICE with the nearest names, DUPLICATE_KEY."""
     return _techniques(text, flag, ADDABLE, "added")
 
 
@@ -214,6 +214,8 @@ def _techniques(text: str, flag: str, known: tuple[str, ...], done: str) -> tupl
                 value=word,
                 hint=near_and_known(word, known),
             )
+        if words.count(word) > 1:
+            raise InputError("DUPLICATE_KEY", f"{flag} names {word} twice.", flag=flag, value=text, hint="Name each technique once.")  # fmt: skip
     return words
 
 

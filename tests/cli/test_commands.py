@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import re
 import shlex
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -408,6 +410,11 @@ def test_examples_work(example: str) -> None:
         (("compare", ""), "E_EMPTY", "A is empty."),
         (("compare", "dp=8", " "), "E_EMPTY", "B is empty."),
         (("explain", ""), "E_EMPTY", "PLAN is empty."),
+        (("plan", "--model", "7B", "--calibration", ""), "E_EMPTY", "--calibration is empty."),
+        (("sweep", "--model-size", "1B,7B,1B"), "E_DUPLICATE_KEY", "--model-size names 1B twice."),
+        (("sweep", "--gpu", "h100-sxm,h100-sxm-80gb"), "E_DUPLICATE_KEY", "--gpu names h100-sxm-80gb twice."),
+        (("plan", "--model", "7B", "--forbid", "pp,PP"), "E_DUPLICATE_KEY", "--forbid names pp twice."),
+        (("plan", "--model", "7B", "--also", "zb_h1,zb-h1"), "E_DUPLICATE_KEY", "--also names zb_h1 twice."),
     ],
     ids=str,
 )  # fmt: skip
@@ -430,3 +437,28 @@ def test_sides_that_differ_in_one_thing(tmp_path: Path) -> None:
     other = plan_file(tmp_path, *SMALL, "--seq-len", "512", name="b.json")
     told = " ".join(call("compare", plan_file(tmp_path), other).out.split())
     assert "different questions: sequence length differs." in told
+
+
+def test_emit_into_nowhere(tmp_path: Path) -> None:
+    """An empty folder name is not the root of all files."""
+    assert call("emit", plan_file(tmp_path), "--to", "torchrun", "--out", "", "--json").error["code"] == "E_EMPTY"
+
+
+def test_edited_ledgers_are_told_and_not_tripped_over(tmp_path: Path) -> None:
+    """Plans whose edits no formula could count with are refused by every command that reads them."""
+    edits: dict[str, Callable[[Any], Any]] = {
+        "E_MISSING": lambda plan: plan["memory"]["stages"].clear(),
+        "memory_bytes is 0": lambda plan: plan["cluster"]["groups"][0]["node"]["gpu"].update(memory_bytes=0),
+        "factors[0].value": lambda plan: plan.update(factors=[{"part": "matmul", "value": 0, "gpu": "", "framework": ""}]),
+        "near[0] is no": lambda plan: plan.update(near=[{"chip": "", "framework": "", "width": "", "low": 5, "high": 6, "runs": 1}]),
+    }  # fmt: skip
+    sound = plan_file(tmp_path)
+    for said, edit in edits.items():
+        document = json.loads(Path(sound).read_text(encoding="utf-8"))
+        edit(document)
+        path = written(tmp_path, "edited.json", json.dumps(document))
+        for words in (("explain", path), ("check", path), ("predict", path), ("compare", path, sound), ("emit", path, "--to", "torchrun", "--out", str(tmp_path / "job"))):  # fmt: skip
+            told = call(*words, "--json").error
+            assert told["code"] != "E_INTERNAL"
+            assert said in (told["code"] + told["message"]), words
+        assert call("diff", path, sound).code in (2, 8)

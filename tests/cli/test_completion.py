@@ -83,3 +83,10 @@ def test_fish_says_which_flag_belongs_to_which_command() -> None:
 def test_unknown_shells() -> None:
     """A shell without a script is refused with the known ones."""
     assert call("completion", "tcsh", "--json").error["code"] == "E_CHOICE"
+
+
+def test_words_with_quotes_are_quoted_for_fish() -> None:
+    """Every line of fish's completion closes the quotes that it opens, and says the whole summary."""
+    lines = call("completion", "fish").out.splitlines()
+    assert all(line.replace("\\'", "").count("'") % 2 == 0 for line in lines)
+    assert any("run a Plan\\'s program" in line for line in lines)

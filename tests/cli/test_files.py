@@ -62,6 +62,14 @@ def test_a_link_is_an_existing_file(tmp_path: Path) -> None:
     assert not link.is_symlink()
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_devices_and_pipes_are_not_replaced(tmp_path: Path, force: bool) -> None:
+    """What is no file stays what it is, with --force too: root would lose /dev/null."""
+    os.mkfifo(tmp_path / "pipe")
+    assert save(tmp_path / "pipe", *(["--force"] if force else [])).error["code"] == "E_NOT_A_FILE"
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
 def test_a_file_that_appears_meanwhile_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the check and the last step somebody else writes the file: theirs stays, ours leaves nothing."""
     path = tmp_path / "p.json"

@@ -19,6 +19,7 @@ from strategist.facts.clusters import HardwareWords, cluster_from_words, load_cl
 from strategist.facts.groups import group_bandwidth
 from strategist.facts.hardware_file import cluster_from_document
 from strategist.facts.tiers import tiers
+from tests.cli.harness import call
 from tests.examples import examples
 
 ROOT = Path(__file__).parents[2]
@@ -412,3 +413,16 @@ def test_a_mapping_is_read_like_a_file() -> None:
     with pytest.raises(InputError) as caught:
         load_cluster({"gpu": "h100", "gpus_per_node": "8"})
     assert caught.value.code == "TYPE"
+
+
+@pytest.mark.parametrize(("other", "library"), [("mi300x", "RCCL"), ("cpu", "gloo")])
+def test_devices_whose_collectives_do_not_meet_make_no_job(other: str, library: str, tmp_path: Path) -> None:
+    """Nodes of two vendors can be drawn, and no job is planned across them; two kinds of one vendor are planned."""
+    nodes = [{"name": name, "gpu": gpu, "gpu_count": 4} for name, gpu in (("a", "h100-sxm-80gb"), ("b", other))]
+    path = written(tmp_path, "a.json", json.dumps({"nodes": nodes}))
+    refused = call("plan", "--model", "gpt2", "--hardware", str(path), "--json").error
+    assert refused["code"] == "E_UNSUPPORTED_DEVICE"
+    assert "through NCCL and" in refused["message"] and library in refused["message"]
+    nodes[1]["gpu"] = "a100-sxm-80gb"
+    path = written(tmp_path, "b.json", json.dumps({"nodes": nodes}))
+    assert call("predict", "--model", "gpt2", "--hardware", str(path), "--strategy", "dp=8", "--json").code == 0
