@@ -23,6 +23,7 @@ from strategist.accuracy.calibrate import (
     _errors,
     _fit,
     _held,
+    _left_out,
     _sampled,
     calibrate,
 )
@@ -255,7 +256,8 @@ def test_groups_left_out_are_judged_without_themselves() -> None:
         return mean
 
     nothing = np.zeros((1, len(ALL)))
-    held = _held(products_alone(groups), nothing, 0.2, nothing, fitted)  # type: ignore[arg-type]
+    sample = products_alone(groups)
+    held = _held(sample, nothing, _left_out(sample, nothing, 0.2, nothing, fitted))  # type: ignore[arg-type]
     assert seen == [(1, 2), (0, 2), (0, 1)]
     assert held.before == pytest.approx(math.exp((0.2 + 0.0 + 0.2) / 3))
     assert held.after == pytest.approx(math.exp((0.3 + 0.0 + 0.3) / 3))
