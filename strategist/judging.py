@@ -232,6 +232,8 @@ def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
         profile = with_gradients(profile, **named)
     if IN_BF16.items() <= says.items() and not job.adapters:
         profile = with_narrow_weights(profile, "bfloat16", str(says.get("reduce", "bfloat16")))
+    if profile.reduce_bucket and "reduce_bucket" in says:
+        profile = replace(profile, reduce_bucket=_reduce_bucket(says["reduce_bucket"], job))
     state, copies = says.get("state_bytes"), says.get("update_bytes")
     if isinstance(state, int) and isinstance(copies, int):
         profile = with_states(profile, "adamw", state, copies)
@@ -243,6 +245,12 @@ def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
     fp8, overlaps = (says.get(name) is True for name in ("dispatches_fp8", "overlaps_experts"))
     profile = with_dispatcher(profile, merges=merges, fp8=fp8, overlaps=overlaps)
     return replace(asked, question=replace(asked.question, job=replace(job, profile=profile)))
+
+
+def _reduce_bucket(said: Said, job: Job) -> int:
+    """Gradients in DeepSpeed's buffers: what Trainer and Accelerate fill in for "auto" is the width of the model squared (Transformers 5.23.0,
+    integrations/deepspeed.py, trainer_config_finalize; Accelerate 1.15.0, accelerator.py, _prepare_deepspeed)."""
+    return said if isinstance(said, int) else job.model.hidden**2
 
 
 def _adapters(given: Given, says: Says) -> dict[str, Any]:

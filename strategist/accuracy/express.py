@@ -118,7 +118,7 @@ def express(run: Run) -> Case:
     profile = _profile(run, machines)
     shape = as_made(shape_of(run), profile)
     run = _of_images(run, shape) if shape.is_convolutional else run
-    profile = replace(profile, launches_wait=launches_wait(run, machines))
+    profile = replace(profile, launches_wait=launches_wait(run, machines), reduce_bucket=0)  # no row states it
     layout = _layout(run, profile, machines)
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
     measured = _measured(run, machines, batch)

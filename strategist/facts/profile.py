@@ -106,7 +106,8 @@ class Profile:
     `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and
     `sequence_parallel` are what its users get when they say nothing; with `picks_recompute` its recipes choose a recompute
     policy by model and machine, so that silence says little; `host_gradient_bytes` of every weight's gradient lie beside an optimizer that rests
-    on the host, and none on the device once ZeRO shares them out; `launches_wait` that the CPU waits for every kernel before it issues the
+    on the host, and none on the device once ZeRO shares them out; `reduce_bucket` is how many gradients DeepSpeed's ZeRO has room for in the buffers from
+    which it reduces them; `launches_wait` that the CPU waits for every kernel before it issues the
     next (CUDA_LAUNCH_BLOCKING=1), as a run or its machine says."""
 
     name: str
@@ -146,6 +147,7 @@ class Profile:
     launches_wait: bool = False
     dispatches_fp8: bool = False
     host_gradient_bytes: float = 0.0
+    reduce_bucket: int = 0
 
     def formats_for(self, precision: str) -> Formats:
         """Number formats of a precision policy; fp4 differs from fp8, and tf32 from fp32, inside of matrix products alone."""
@@ -365,4 +367,5 @@ def find_profile(name: str = "strategist") -> Profile:
         basis=row["basis"],
         source=row["source"],
         host_gradient_bytes=row.get("host_gradient_bytes", 0.0),
+        reduce_bucket=row.get("reduce_bucket", 0),
     )

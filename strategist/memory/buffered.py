@@ -20,6 +20,7 @@ from strategist.memory.backward import residual_C
 from strategist.memory.instant import END, LAYERS, LOSS, UPDATE, Instant
 from strategist.memory.layers import Layers
 from strategist.memory.logits import forward_bytes_CS, gradient_bytes_CS, loss_bytes_CS
+from strategist.memory.reduced import bucket_bytes_CS, copied_bytes_CS, left_from_before, too_large_bytes_CS
 from strategist.space.candidates import Candidates, Column, Reals
 from strategist.space.shares import Elements, Group, layers, matrix_elements, vocabulary_elements
 
@@ -30,7 +31,25 @@ def buffered_instants(
     """Every instant at which a candidate of such a framework can peak; `gradients` are those of the buffer, (C, S)."""
     loose = job.trainable * BYTES[job.formats.compute] * counts.whole * job.profile.keeping.loose_gradients
     standing = {"gradients": gradients + loose + placeholders_CS(job, group)}
-    return tuple(Instant(moment, standing | moving) for moment, moving in _moving(job, group, counts, layers))
+    moving = _moving(job, group, counts, layers)
+    if job.profile.reduce_bucket:
+        moving = _with_buckets(job, group, counts, moving)
+    return tuple(Instant(moment, standing | terms) for moment, terms in moving)
+
+
+def _with_buckets(
+    job: Job, group: Group, counts: Elements, moving: Iterator[tuple[int, dict[str, Reals]]]
+) -> Iterator[tuple[int, dict[str, Reals]]]:
+    """The same instants with the buffers from which gradients are reduced."""
+    bucket = bucket_bytes_CS(job, group)
+    held = {
+        LOSS: bucket * left_from_before(group),
+        LAYERS: bucket,
+        END: bucket + copied_bytes_CS(job, group, counts.whole),
+        UPDATE: 0.0 * bucket,
+    }
+    for moment, terms in moving:
+        yield moment, terms | {"bucket_buffers": held[moment]}
 
 
 def _moving(job: Job, group: Group, counts: Elements, kept: Layers) -> Iterator[tuple[int, dict[str, Reals]]]:
@@ -45,6 +64,8 @@ def _moving(job: Job, group: Group, counts: Elements, kept: Layers) -> Iterator[
     yield LOSS, everything | {"logits": loss_bytes_CS(job, group)}
     stream = on_stages(residual_C(job, c), group.is_last)
     yield LOSS, everything | {"logits": gradient_bytes_CS(job, group), "temporaries": own * _head(job, group) + stream}
+    if job.profile.reduce_bucket:
+        yield LAYERS, everything | {"temporaries": too_large_bytes_CS(job, group, _head(job, group)) + stream}
     last = edges_CS(job, group)
     for layers_, gone in kept.in_turn:
         at = layers_.instants

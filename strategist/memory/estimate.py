@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from strategist.columns import entries
+from strategist.columns import entries, on_stages
 from strategist.document.estimate import MEMORY_TERMS
 from strategist.facts.job import Job
 from strategist.memory.activations import receive_buffers_CS
@@ -240,6 +240,10 @@ def ledger(job: Job, group: Group, *, at_loss: bool = False) -> Ledger:
         "optimizer": optimizer_bytes_CS(job, group, counts),
         "pipeline_buffers": receive_buffers_CS(job, group),
     }
+    if job.profile.reduce_bucket:
+        from strategist.memory.reduced import standing_bytes_C  # DeepSpeed's alone
+
+        steady["bucket_buffers"] = on_stages(standing_bytes_C(job, group), np.ones(len(group.stages)))
     if "compression" in group.candidates.columns:
         from strategist.memory.compression import remembered_CS  # few ask for any
 

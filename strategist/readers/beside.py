@@ -14,7 +14,7 @@ from strategist.readers.foreign import Says, Source
 from strategist.readers.script import script_of
 from strategist.reading import PARSERS, parse_document, read_text
 
-TAKEN = ("zero", "offload", "tp", "cp", "context_parallel", "micro_batch", "accumulation", "optimizer")
+TAKEN = ("zero", "offload", "tp", "cp", "context_parallel", "micro_batch", "accumulation", "optimizer", "reduce_bucket")
 """What of DeepSpeed's file counts where the file that names it is silent; formats are the latter's, which fills them in."""
 
 

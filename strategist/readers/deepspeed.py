@@ -99,7 +99,23 @@ def said_by(table: Mapping[str, Any], ranks: int | None) -> Says:
     cp = _sequence_ranks(table)
     cuts = {"tp": _tensor_ranks(table), "cp": cp} | ({"context_parallel": "all-to-all"} if cp > 1 else {})
     optimizer = told(optimizer=OPTIMIZERS.get(str(_optimizer(table)).lower()))
-    return layout | size | split | cuts | optimizer | _numbers(table) | {"engine": engine_of(table)}
+    own = {"engine": engine_of(table)} | told(reduce_bucket=_reduce_bucket(zero) if stage else None)
+    return layout | size | split | cuts | optimizer | _numbers(table) | own
+
+
+BUCKET = 500_000_000
+"""DeepSpeed's own reduce_bucket_size (DeepSpeed 0.19.8, runtime/zero/config.py)."""
+
+
+def _reduce_bucket(zero: Mapping[str, Any]) -> Said:
+    """Gradients for which ZeRO has room in the buffers from which it reduces them, a word where somebody else fills it in; stages 1 and 2 have two buffers
+    where they reduce behind backward, and none of them is there where gradients are not made contiguous."""
+    size = zero.get("reduce_bucket_size", BUCKET)
+    if not isinstance(size, (int, float)) or isinstance(size, bool):
+        return str(size)
+    if "contiguous_gradients" in zero and not switched(zero, "contiguous_gradients"):
+        return 0
+    return int(size) * (2 if zero.get("stage") in (1, 2) and switched(zero, "overlap_comm") else 1)
 
 
 def engine_of(table: Mapping[str, Any]) -> str:

@@ -724,7 +724,19 @@ class Stage:
             left -= passed
 
     def buffered(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """(moment, terms) of every instant where gradients stand in one buffer beside whole weights."""
+        """(moment, terms) of every instant where gradients stand in one buffer beside whole weights, with the buckets of DeepSpeed's ZeRO-1 and 2:
+        from the first gradient until the last is reduced, and the copy of the last bucket in one tensor."""
+        room = self.job.profile.reduce_bucket if self.zero in (1, 2) else 0
+        stored, formats = BYTES[self.job.formats.parameter], self.job.formats
+        kinds = 1 + (formats.parameter == "float32" and formats.reduce != "float32")
+        remains = room * (self.zero == 1 and self.a["accumulation"] > 1)
+        copied = self.q * min(room, self.bare.all) * stored
+        rooms = {0: remains * kinds * stored, 1: room * kinds * stored, 2: room * kinds * stored + copied, 3: 0.0}
+        for moment, terms in self._without_buckets():
+            yield moment, terms | {"bucket_buffers": rooms[moment]}
+
+    def _without_buckets(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """The same but for buckets; where DeepSpeed reduces, the head's gradient is copied on its own if a bucket has no room for it."""
         row = self.job.profile.keeping
         stands = self.settled + self.q * self.c * (self.bare.all if row.loose_gradients else 0.0)
         stands += self.q * self.c * self._stand_ins() if row.placeholders else 0.0
@@ -742,6 +754,10 @@ class Stage:
         own_head = vocabulary(shape, self.a["tp"], 1) if self.ends else 0
         head = loose * own_head + (self._whole_stream() if self.ends else 0.0)
         yield 0, common | {"logits": entries * self.c, "temporaries": head}
+        if room := self.job.profile.reduce_bucket:
+            alone = 2 * self.q * BYTES[self.job.formats.parameter] * own_head
+            alone *= self.zero in (1, 2) and own_head > room
+            yield 1, common | {"temporaries": alone + (self._whole_stream() if self.ends else 0.0)}
         for side in (self, self.other_side()) if self.is_partly else (self,):
             gone = side._others_let_go(0)
             for found in zip(*(side._layer_ats(kind) for kind in dict.fromkeys(side.mine)), strict=True):
@@ -1801,6 +1817,9 @@ def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
         "optimizer": 0.0 if layout["offload"] != "none" else state * _updated(job, layout, stage, kinds),
         "pipeline_buffers": _pipeline_buffers(job, layout, stage),
     }
+    if job.profile.reduce_bucket and layout["zero"] == 3:  # one buffer for each format that is sent, for ever
+        sent = {job.formats.reduce, "float32"} if job.formats.parameter == "float32" else {job.formats.reduce}
+        always["bucket_buffers"] = job.profile.reduce_bucket * sum(BYTES[name] for name in sent)
     if compression.word_of(layout) != "none":
         always["bucket_buffers"] = compression.remembered(job, layout)
     if job.model.adapters is not None:

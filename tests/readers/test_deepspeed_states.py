@@ -105,3 +105,34 @@ def test_one_job_has_one_peak_however_it_is_said(stage: int, tmp_path: Path) -> 
         predicted(tmp_path / "train.sh", line, *job),
     )
     assert [other["memory"]["peak"]["value"] for other in others] == [own["memory"]["peak"]["value"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("stage", "zero", "per_element"),
+    [
+        (3, {}, 2),
+        (3, {"reduce_bucket_size": 1e8}, 2),
+        (3, {"contiguous_gradients": False}, 0),
+        (2, {"overlap_comm": True, "reduce_bucket_size": 2e9}, 4),
+    ],
+)
+def test_buffers_are_as_large_as_the_file_says(
+    stage: int, zero: dict[str, Any], per_element: float, tmp_path: Path
+) -> None:
+    """ZeRO-3 keeps one buffer of reduce_bucket_size gradients, ZeRO-2 one or, to reduce behind backward, two until its last gradient is
+    reduced (DeepSpeed 0.19.8, stage3.py and stage_1_and_2.py); the sizes are those of the file, or DeepSpeed's own."""
+    found = predicted(tmp_path / "zero.json", table(stage, **zero), "--model", "llama-3.2-1b", *MACHINE)
+    terms = {term["name"]: term["bytes"] for term in found["memory"]["stages"][0]["terms"]}
+    size = zero.get("reduce_bucket_size", 5e8)
+    if stage == 3:
+        assert terms.get("bucket_buffers", 0) == per_element * size
+    else:
+        assert terms["bucket_buffers"] in (per_element * size, per_element * size + 2 * weights("llama-3.2-1b"))
+
+
+def test_an_automatic_buffer_is_the_width_squared(tmp_path: Path) -> None:
+    """What Trainer and Accelerate put in for "auto"."""
+    automatic = table(3, reduce_bucket_size="auto")
+    found = predicted(tmp_path / "zero.json", automatic, "--model", LLAMA, *MACHINE)
+    terms = {term["name"]: term["bytes"] for term in found["memory"]["stages"][0]["terms"]}
+    assert terms["bucket_buffers"] == 2 * 4096**2

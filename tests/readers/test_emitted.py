@@ -9,6 +9,7 @@ import pytest
 
 from strategist.document.plan import Plan
 from strategist.emitters import EMITTERS
+from strategist.readers.deepspeed import BUCKET
 from strategist.readers.foreign import Foreign
 from strategist.readers.transformers import DISTRIBUTED
 from tests.emitters.grid import targets, written
@@ -110,6 +111,7 @@ def test_emitted_files_pass_and_say_the_plan(target: str, tmp_path: Path) -> Non
         assert [fault for foreign in read for fault in foreign.findings] == []
         said = {name: value for foreign in read for name, value in foreign.says.items()}
         engine = said.pop("engine", "deepspeed")
+        assert said.pop("reduce_bucket", BUCKET) == BUCKET
         assert engine == "deepspeed" or plan.strategy.formats.parameter == "float32"
         by_deepspeed = target == "accelerate" and "global_batch" in said
         left = {"zero"} if any(plan.mesh.dp_shard > 1 and foreign.says.get("tp") for foreign in read) else set()
