@@ -579,7 +579,8 @@ class Stage:
         yield from ((0, terms) for terms in self._in_turn(runs))
         head_found = self.found if self.last else 0.0
         layer = self.c * (self.D + (self.X or self.wl) + (self._root() if tied else 0)) + head_found
-        head = self.c * (2 * self.behind + (self.X or self.wl)) if self.last and not tied else 0.0
+        buffer = self.flat_X if self.apart else self.wl  # a rank that has all of the experts copies them without one
+        head = self.c * (2 * self.behind + buffer) if self.last and not tied else 0.0
         found = self.gathered(0, head=True) if self.zero < 3 else 0.0
         parts = (
             ("ffn", "inside")
