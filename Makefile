@@ -20,7 +20,7 @@ plan: $(VENV)/planner.stamp        ## a plan for a 7B model; installs the planne
 # A rank of which gloo's or torch's own code dies of a segmentation fault, once in thousands of groups, is tried again and reported
 # (docs/decisions/0164-ranks-that-crash-in-torch.md).
 test: $(VENV)/everything.stamp     ## every test except the nightly ones
-	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not nightly" --reruns 1 --only-rerun "exit code -11"
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not nightly" --reruns 1 --only-rerun "exit code -11" --only-rerun "signal\s+11\s"
 
 # With CHECKOUTS=FOLDER the frameworks that no registry has are asked too: tests/frameworks/README.md.
 test-frameworks: test-frameworks-hf $(GROUPS_OF_FRAMEWORKS:%=test-frameworks-%) $(if $(CHECKOUTS),test-frameworks-checkouts)  ## emitted files, parsed and trained by the frameworks themselves, in environments of their own

@@ -19,7 +19,17 @@ from xml.etree import ElementTree
 
 from benchmarks.record import RESULTS, ROOT, circumstances, read, write
 
-WORKERS = ("-n", "2", "--dist=worksteal", "--reruns", "1", "--only-rerun", "exit code -11")
+WORKERS = (
+    "-n",
+    "2",
+    "--dist=worksteal",
+    "--reruns",
+    "1",
+    "--only-rerun",
+    "exit code -11",
+    "--only-rerun",
+    r"signal\s+11\s",
+)
 """Two at a time; long tests stand side by side, so a worker that has none left takes over what lies before the other."""
 LONGEST = 12
 """Tests whose seconds are written down: which to split next."""

@@ -123,7 +123,7 @@ def one_verdict(world: World) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        mine = Failure(rank=world.rank, collateral=is_collateral(error), text=f"{type(error).__name__}: {error}")
+        mine = Failure(rank=world.rank, collateral=is_collateral(error), text=text_of(error))
         world.store.set(_key(world.rank), json.dumps(dataclasses.asdict(mine)))
         if isinstance(error, StrategistError):
             raise
@@ -138,7 +138,20 @@ def one_verdict(world: World) -> Iterator[None]:
 
 def is_collateral(error: BaseException | None) -> bool:
     """True when an error only says that a peer is gone."""
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in NETWORK_WORDS)
+    first = _innermost(error) if error else None
+    return isinstance(first, RuntimeError) and any(word in str(first).lower() for word in NETWORK_WORDS)
+
+
+def text_of(error: BaseException) -> str:
+    """Type and words of what went wrong first."""
+    first = _innermost(error)
+    return f"{type(first).__name__}: {first}"
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What an error was raised from: torch wraps all that breaks in a pipeline's stage in an error of its own, with the shapes of its
+    tensors and without a word of the cause (PyTorch 2.13 torch/distributed/pipelining/_backward.py, stage_backward)."""
+    return _innermost(error.__cause__) if error.__cause__ else error
 
 
 def root_cause(failures: tuple[Failure, ...]) -> Failure:

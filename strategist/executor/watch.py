@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from strategist.document.write import as_document
 from strategist.errors import InterruptError, StrategistError
-from strategist.executor.processes import is_collateral
+from strategist.executor.processes import is_collateral, text_of
 from strategist.executor.scalars import Scalars
 from strategist.executor.session import Session, StepResult
 from strategist.records import dataclass
@@ -55,6 +55,7 @@ class Watch:
         self._scalars: Scalars | None = None
         self._stack = open(folder.of_rank(self.rank, "stack"), "w", encoding="utf-8")  # noqa: SIM115 - lives as long as we
         faulthandler.register(signal.SIGUSR1, file=self._stack, all_threads=False)
+        faulthandler.enable(file=self._stack, all_threads=False)  # a rank that crashes says where
         self._beats = BeatWriter(folder.of_rank(self.rank, "beat"), self.rank)
         self.phase("start")  # whoever hangs from here on can be asked where it is
         if saving is not None:
@@ -134,7 +135,7 @@ class Watch:
     def failed(self, error: StrategistError) -> None:
         """Leave this rank's own account of its end."""
         cause = error.__cause__
-        text = f"{type(cause).__name__}: {cause}" if cause else error.message
+        text = text_of(cause) if cause else error.message
         failure = Failure(
             rank=self.rank,
             collateral=is_collateral(cause),

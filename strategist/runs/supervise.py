@@ -31,6 +31,8 @@ SLOW_SECONDS = 120.0
 PATIENCE_SECONDS = 30.0
 """How long a foreign program may take to end after SIGTERM, as with torchrun."""
 TAIL = 20
+CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE))
+"""Exit codes of ranks that wrote their stack when they crashed (Python's faulthandler)."""
 
 Commands = Callable[[Checkpoint | None], Sequence[str]]
 Say = Callable[[str], None]
@@ -229,7 +231,8 @@ class _Attempt:
         beats = {rank: beat for rank in range(self.launch.world) if (beat := self._beat(rank))}
         if trouble != "silent":
             ends = dict(ranks.ends) if self.launch.reports else self.first_ends  # foreign ones we ended ourselves
-            return Evidence(world=self.launch.world, beats=beats, ends=ends, failures={})
+            stacks = {rank: place for rank, code in ends.items() if code in CRASHES and (place := self._stack(rank))}
+            return Evidence(world=self.launch.world, beats=beats, ends=ends, failures={}, stacks=stacks)
         stopped = tuple(rank for rank, process in enumerate(ranks.processes) if _state(process.pid) in "Tt")
         ranks.tell(signal.SIGUSR1)
         time.sleep(1.0)

@@ -116,7 +116,8 @@ def _killed(seen: Evidence) -> Finding | None:
     number = -seen.ends[rank]
     words = f"Rank {rank} was killed by signal {number} ({signal.Signals(number).name}){_at(seen, rank)}"
     if number != signal.SIGKILL:
-        return Finding(rank=rank, cause=words + ".")
+        place = (seen.stacks or {}).get(rank)
+        return Finding(rank=rank, cause=f"{words}: {place}." if place else f"{words}.")
     beat = seen.beats.get(rank)
     held = f" It held {beat.resident_bytes / 2**30:.2f} GiB." if beat and beat.resident_bytes else ""
     return Finding(

@@ -164,6 +164,7 @@ def test_a_fault_while_a_checkpoint_is_written_in_the_background(tmp_path: Path,
 FATAL = {
     "hanging": ("1:3:data:hang", ("--heartbeat", "15"), "said nothing for", 1),
     "hanging beside the others": ("1:3:backward:hang", ("--heartbeat", "6"), "sitecustomize.py", 1),
+    "crashed": ("1:3:backward:crash", (), "SIGSEGV) in backward of step 3: File", 1),
     "stopped": ("1:3:forward:stop", ("--heartbeat", "6"), "stopped by a signal", 1),
     "not a number": ("1:3:data:poison", ("--max-restarts", "5"), "the weights were not updated", 0),
     "never meets the others": ("1:0:start:hang", ("--heartbeat", "6"), "sitecustomize.py", 1),

@@ -31,6 +31,17 @@ def test_every_rank_names_the_one_that_broke(layout: dict[str, Any]) -> None:
     assert verdicts == ["TRAINING: Rank 1 of 2 failed: ValueError: the data of this rank are gone"] * 2
 
 
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_pipeline_does_not_hide_which_rank_broke(phase: str) -> None:
+    """torch wraps every error of a stage, lost connections too, in one without a word of the cause: all four ranks name the one that
+    broke, also the other rank of its tp group, which lost it within the stage."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import fail_within
+
+    verdicts = run_ranks(4, fail_within, _plan(dp_shard=1, zero=0, pp=2, tp=2, accumulation=4), 3, phase)
+    assert verdicts == ["TRAINING: Rank 3 of 4 failed: ValueError: the layer of this rank is gone"] * 4
+
+
 def test_the_root_cause_is_not_a_lost_peer() -> None:
     """Of several accounts the lowest rank with an error of its own wins; a lost peer only when there is nothing else."""
     from strategist.executor.processes import Failure, root_cause

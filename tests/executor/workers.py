@@ -135,6 +135,28 @@ def fail_on(plan: Plan, rank: int) -> str:
     return ""
 
 
+def fail_within(plan: Plan, rank: int, phase: str) -> str:
+    """Train, but let `rank` raise inside of a pipeline's stage in the second step (the first one finds out the shapes); the verdict that
+    this rank arrives at."""
+    from torch.nn.modules import module as hooks
+
+    from strategist.executor.train import train
+
+    done: list[int] = []
+
+    def stumble(*_: object) -> None:
+        if done and dist.get_rank() == rank:
+            raise ValueError("the layer of this rank is gone")
+
+    when = {"forward": hooks.register_module_forward_pre_hook, "backward": hooks.register_module_full_backward_pre_hook}
+    when[phase](stumble)
+    try:
+        train(plan, STEPS, on_step=lambda number, _: done.append(number))
+    except StrategistError as error:
+        return f"{error.code}: {error.message}"
+    return ""
+
+
 def collectives(plan: Plan) -> dict[str, int]:
     """How often each collective ran in one step, by its name without namespace; the second step, after set-up."""
     from torch.distributed.tensor.debug import CommDebugMode

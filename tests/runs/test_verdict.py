@@ -36,6 +36,10 @@ CASES: dict[str, tuple[dict[str, Any], int | None, str, str, str]] = {
     "a killed rank beats one that aborted for want of peers": (
         {"ends": {0: -signal.SIGABRT, 1: -signal.SIGSEGV}}, 1, "SIGSEGV", "observed", "may succeed"
     ),
+    "a crash says where": (
+        {"ends": {0: 6, 1: -signal.SIGSEGV}, "failures": {0: lost(0)}, "stacks": {1: 'File "/x/torch/a.py", line 7 in wait_tensor'}},
+        1, '(SIGSEGV) in backward of step 3: File "/x/torch/a.py", line 7 in wait_tensor.', "observed", "may succeed"
+    ),
     "the same error everywhere comes again": (
         {"ends": {0: 6, 1: 6}, "failures": dict(enumerate(NAN))}, 0, "All ranks failed", "observed", "will fail again"
     ),

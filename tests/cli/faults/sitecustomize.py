@@ -109,6 +109,7 @@ if "STRATEGIST_TEST_FAULT" in os.environ and "RANK" in os.environ:
         "kill-writing": _kill_writing,
         "full-folder": _full_folder,
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
         "raise": _raise,
         "hang": lambda: time.sleep(1000),
         "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
