@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, TextIO, TypeVar
 
-from strategist.errors import InputError, StrategistError, did_you_mean, shown, wrong_type
+from strategist.errors import InputError, StrategistError, near_and_known, shown, wrong_type
 
 STANDARD_INPUT = "-"
 """What stands for standard input in place of a file's name, by the custom of every shell."""
@@ -407,7 +407,7 @@ def _one_refusal(problem: Any, kind: type, flag: str) -> InputError:
             f"{flag}: {path} is not a known key.",
             flag=path,
             value=place[-1],
-            hint=did_you_mean(str(place[-1]), _keys(kind, place[:-1])),
+            hint=near_and_known(str(place[-1]), keys) if (keys := _keys(kind, place[:-1])) else "Remove it.",
         )
     if sort in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return InputError("MISSING", f"{flag}: {path} is missing.", flag=path, hint="Add it.")
