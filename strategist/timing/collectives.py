@@ -27,6 +27,10 @@ FULL_BYTES = 2.0**22
 """Payload from which a collective fills the links. Source: collective_curves: on every NVLink machine what a collective takes
 besides start-up and bytes grows from nothing below 1 MiB to a constant that holds from 4 to 256 MiB."""
 
+WALKS: frozenset[Op] = frozenset(("all_gather", "reduce_scatter", "broadcast", "reduce"))
+"""Collectives that NCCL only has as rings, however many nodes there are; its all-reduce has trees, too, and an exchange sends to every rank at once.
+Source: NVIDIA/nccl: src/graph/tuning.cc, ncclTopoTuneModel."""
+
 
 @cache
 def cluster_tiers(cluster: Cluster) -> tuple[Tier, ...]:
@@ -41,13 +45,17 @@ class Links:
     sizes: Mapping[Place, Reals]
     columns: Mapping[Place, GroupColumns]
 
-    def seconds(self, op: Op, place: Place) -> tuple[Reals, Reals, Reals]:
-        """(start-up seconds, seconds to fill the links, seconds per payload byte) of one collective, (M,) each; nothing for a
-        rank alone. A collective of FULL_BYTES pays the second whole, a smaller one in proportion; a send never does."""
+    def seconds(self, op: Op, place: Place) -> tuple[Reals, Reals, Reals, Reals]:
+        """(start-up seconds, seconds to fill the links, seconds of the walk, seconds per payload byte) of one collective, (M,) each; nothing
+        for a rank alone. A collective of FULL_BYTES pays the second whole, a smaller one in proportion; a send never does. One that
+        walks from rank to rank through several nodes pays the third, but no more than its bytes take: by a protocol that starts sooner and
+        sends a flag with every word it could do without."""
         n, link = self.sizes[place], self.columns[place]
         latency, per_byte = _op_costs(op, n, link)
-        fill = np.zeros_like(n) if op == "send" else link.fill_s
-        return np.where(n > 1, latency, 0.0), np.where(n > 1, fill, 0.0), np.where(n > 1, per_byte, 0.0)
+        nothing = np.zeros_like(n)
+        fill, walk = nothing if op == "send" else link.fill_s, link.walk_s if op in WALKS else nothing
+        every = latency, fill, walk, per_byte
+        return tuple(np.where(n > 1, cost, 0.0) for cost in every)  # type: ignore[return-value]
 
     def leave(self, place: Place) -> Mask:
         """Whether the ranks of a place are on several nodes, (M,)."""
@@ -55,7 +63,7 @@ class Links:
 
 
 @remembered
-def costs(cluster: Cluster, op: Op, place: Place, meshes: Candidates) -> tuple[Reals, Reals, Reals]:
+def costs(cluster: Cluster, op: Op, place: Place, meshes: Candidates) -> tuple[Reals, Reals, Reals, Reals]:
     """See `Links.seconds`."""
     return links(cluster, meshes).seconds(op, place)
 

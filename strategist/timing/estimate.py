@@ -467,11 +467,12 @@ def _compression(job: Job, group: Group) -> tuple[float, float]:
 def _seconds_CS(network: Cluster, group: Group, item: Traffic) -> Reals:
     """Seconds per step of one kind of collective, (C, S)."""
     every, at = costs(network, item.op, item.place, group.every_mesh), group.mesh_at[group.mesh_of]
-    latency, fill, per_byte = (cost.take(at)[:, None] for cost in every)
+    latency, fill, walk, per_byte = (cost.take(at)[:, None] for cost in every)
     if item.merges is not None:
         per_byte = merged_seconds(network, item.merges, group.every_mesh).take(at)[:, None]
-    full = np.minimum(item.pieces_CS, item.payload_CS / FULL_BYTES)
-    return item.count_CS * (item.pieces_CS * latency + full * fill + item.payload_CS * per_byte)
+    full, sent = np.minimum(item.pieces_CS, item.payload_CS / FULL_BYTES), item.payload_CS * per_byte
+    once = item.pieces_CS * latency + full * fill + sent
+    return item.count_CS * (once + np.minimum(item.pieces_CS * walk, sent) if walk.any() else once)
 
 
 def _communication(

@@ -73,7 +73,13 @@ def link_of(cluster: Cluster, size: int, stride: int) -> GroupLink:
         for kind in kinds.values()
     ]
     slow = {name: min(getattr(link, name) for link in each) for name in RATES}
-    return replace(each[0], **slow, latency_s=max(e.latency_s for e in each), fill_s=max(e.fill_s for e in each))
+    return replace(
+        each[0],
+        **slow,
+        latency_s=max(e.latency_s for e in each),
+        fill_s=max(e.fill_s for e in each),
+        walk_s=max(e.walk_s for e in each),
+    )
 
 
 def collective_seconds(cluster: Cluster, row: Row) -> float:
@@ -85,7 +91,7 @@ def collective_seconds(cluster: Cluster, row: Row) -> float:
     a, moved = link.latency_s * row.pieces, S * (n - 1) / n
     filling = link.fill_s * min(row.pieces, S / (4 * 2**20))
     if row.op in ("all-gather", "reduce-scatter", "broadcast", "reduce"):
-        return a + filling + moved / link.ring_Bps
+        return a + filling + moved / link.ring_Bps + min(row.pieces * link.walk_s, moved / link.ring_Bps)
     if row.op == "all-reduce":
         return 2 * a + filling + 2 * moved / link.all_reduce_Bps
     if row.op == "all-to-all" and row.to_nodes is not None:

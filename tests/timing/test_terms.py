@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -23,7 +23,8 @@ from strategist.facts.workload import Workload
 from strategist.planner.predict import filled
 from strategist.planner.situation import one
 from strategist.space.grammar import parse_pins
-from strategist.timing.collectives import cluster_tiers
+from strategist.space.traffic import Op
+from strategist.timing.collectives import cluster_tiers, links
 from strategist.timing.compute import attention_family, matmul_seconds
 from strategist.timing.estimate import StepTimes, step_times
 from strategist.timing.rates import kept_share, large_share, matmul_rates, memory_Bps, share
@@ -328,7 +329,19 @@ def test_weights_sent_rank_by_rank_pay_a_start_up_for_each() -> None:
             for own in (ranks, whole)
         )
         link = group_columns(cluster_tiers(job().cluster), np.array([size]), np.array([1]))
-        assert each - once == pytest.approx((size - 1) * float((link.latency_s + link.fill_s)[0]), rel=1e-3)
+        assert each - once == pytest.approx(
+            (size - 1) * float((link.latency_s + link.fill_s + link.walk_s)[0]), rel=1e-3
+        )
+
+
+@pytest.mark.parametrize("op", get_args(Op))
+def test_rings_through_nodes_walk(op: Op) -> None:
+    """What NCCL only has as a ring pays for the walk; an all-reduce, for which there are trees, an exchange and a send do not."""
+    own = links(load_cluster("dgx-h100:64"), one(dp_shard=512))
+    walk = float(own.seconds(op, "shards")[2][0])
+    assert walk == (
+        float(own.columns["shards"].walk_s[0]) if op in ("all_gather", "reduce_scatter", "broadcast", "reduce") else 0.0
+    )
 
 
 def test_racks_are_taken_in_equal_parts() -> None:
