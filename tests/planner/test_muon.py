@@ -55,9 +55,10 @@ def test_cut_matrices_are_gathered_by_those_who_have_their_parts() -> None:
 
 
 @pytest.mark.slow
-def test_every_layout_under_muon_is_found_and_tried() -> None:
+@pytest.mark.parametrize("forbid", ["recompute,cp", "pp,cp", pytest.param("offload", marks=pytest.mark.nightly)])
+def test_every_layout_under_muon_is_found_and_tried(forbid: str) -> None:
     """The layouts one at a time are those of the search, and none of them is better than the chosen one."""
-    plan = recommend("llama-3.2-1b", "dgx-h100", optimizer="muon", certificate=True, **JOB)
+    plan = recommend("llama-3.2-1b", "dgx-h100", optimizer="muon", certificate=True, forbid=forbid, **JOB)
     again = recheck(plan)
     assert plan.certificate is not None
     assert (again.enumerated, again.holds) == (plan.certificate.enumerated, True)
