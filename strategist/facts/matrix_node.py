@@ -1,7 +1,7 @@
 """A topology matrix and the kind of its GPUs -> a Node: a regular picture where there is one, else links.
 
 Rates come from the card: NVn is n of its links, PCIe its host link. What joins two sockets no matrix tells; that rate is
-a default row and listed as an assumption.
+a default row's part of the card's host link and listed as an assumption.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from strategist.facts.machines import default_row
 from strategist.facts.resolved import Assumption
 from strategist.facts.topo_matrix import Matrix
 from strategist.records import dataclass
+from strategist.units import format_rate
 
 SWITCHED = ("PIX", "PXB")
 SAME_SOCKET = (*SWITCHED, "PHB", "NODE")
@@ -61,9 +62,10 @@ def node_from_matrix(matrix: Matrix, gpu: Gpu, name: str = "probed") -> tuple[No
 def _assumptions(seen: _Seen, picture: _Picture) -> Iterator[Assumption]:
     if seen.filled:
         yield Assumption(what="unseen cells of the topology matrix", value=f"{seen.filled} taken as {seen.filling}", flag="--hardware")  # fmt: skip
-    if any(link.a.startswith("numa") and link.b.startswith("numa") for link in picture.links):
-        socket = default_row("socket-link")
-        yield Assumption(what="link between sockets", value=f"{socket['GBps']} GB/s", flag="--hardware", source=socket["source"])  # fmt: skip
+    between = next((link for link in picture.links if link.a.startswith("numa") and link.b.startswith("numa")), None)
+    if between:
+        source = default_row("socket-link")["source"]
+        yield Assumption(what="link between sockets", value=format_rate(between.Bps), flag="--hardware", source=source)
 
 
 class _Seen:
@@ -169,5 +171,5 @@ def _host_links(seen: _Seen, host_Bps: float) -> Iterator[Link]:
         yield Link(a=f"pcie{number}", b=f"numa{socket_of[part[0]]}", kind="pcie-host", Bps=host_Bps)
     alone = (i for i in range(seen.count) if i not in under_switch)
     yield from (Link(a=f"gpu{i}", b=f"numa{socket_of[i]}", kind="pcie-host", Bps=host_Bps) for i in alone)
-    crossing_Bps = default_row("socket-link")["GBps"] * 1e9
+    crossing_Bps = default_row("socket-link")["share_of_card_link"] * host_Bps
     yield from (Link(a=f"numa{a}", b=f"numa{b}", kind="pcie-host", Bps=crossing_Bps) for a, b in combinations(range(len(sockets)), 2))  # fmt: skip

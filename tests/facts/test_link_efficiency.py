@@ -16,9 +16,9 @@ MEASURED = {
     ("nvlink", "Hopper"): ["h100-sxm-80gb", "h200-sxm-141gb"],
     ("nvlink", "Blackwell"): ["b200-sxm-180gb", "gb200"],
     ("nvlink", "Blackwell Ultra"): ["b300-sxm-288gb", "gb300"],
-    ("pcie-host", ""): ["l40s"],
     ("pcie-p2p", ""): ["rtx-pro-6000-blackwell-server"],
 }
+STARTED = MEASURED | {("pcie-host", ""): ["l40s"]}
 
 
 def curve(gpu: str, op: str, gpus: int) -> dict[str, Any] | None:
@@ -52,7 +52,7 @@ def test_shares_are_measured_over_nominal(key: tuple[str, str], cards: list[str]
         assert all(card in row["source"] for card in used)
 
 
-@pytest.mark.parametrize(("key", "cards"), MEASURED.items())
+@pytest.mark.parametrize(("key", "cards"), STARTED.items())
 def test_latencies_are_a_line_through_the_measured_ones(key: tuple[str, str], cards: list[str]) -> None:
     """Base and hop are the least-squares line of all-gather start-up over the number of hops."""
     points = [(n - 1, c["latency_us"]) for card in cards for n in (2, 4, 8) if (c := curve(card, "all_gather", n))]
@@ -61,6 +61,65 @@ def test_latencies_are_a_line_through_the_measured_ones(key: tuple[str, str], ca
     row = efficiency_row(*key, 2)
     assert row["hop_us"] == pytest.approx(slope, abs=0.006)
     assert row["base_us"] == pytest.approx(y_mean - slope * x_mean, abs=0.02)
+
+
+COUNTED = {
+    "pcie-host": {2: (2,), 4: (4, 8), 8: (4, 8)},
+    "pcie-p2p": {2: (2,), 4: (4,), 8: (8,)},
+}
+"""The numbers of cards whose machines make one row: together where more cards would reach more."""
+
+
+def counted(path: str, counts: tuple[int, ...], *ops: str) -> dict[str, float]:
+    """Of every machine that counts for a path its share of nominal: the middle of its placements, then of its counts, and of
+    these per operation the mean."""
+    found: dict[str, dict[str, dict[int, list[float]]]] = {}
+    for row in rows("links"):
+        op = row["category"].removesuffix(" busbw")
+        if row.get("counted") and row["path"] == path and row["gpus"] in counts and op in ops:
+            of_op = found.setdefault(row["machine"], {}).setdefault(op, {})
+            of_op.setdefault(row["gpus"], []).append(row["measured_GBps"] / row["nominal_GBps"])
+    return {m: mean(median(map(median, of_op.values())) for of_op in by_op.values()) for m, by_op in found.items()}
+
+
+@pytest.mark.parametrize(("path", "gpus"), [(path, gpus) for path, groups in COUNTED.items() for gpus in groups])
+def test_pcie_shares_are_the_middle_of_all_counted_machines(path: str, gpus: int) -> None:
+    """Each machine counts once. What few measured besides an all-reduce stands to it as on those machines."""
+    counts = COUNTED[path][gpus]
+    row, reduced = efficiency_row(path, "", gpus), counted(path, counts, "all_reduce")
+    middle = median(reduced.values())
+    assert row["all_reduce_share"] == pytest.approx(middle, abs=6e-4)
+    for field, ops in (("ring_share", ("all_gather", "reduce_scatter")), ("all_to_all_share", ("alltoall",))):
+        beside = [share / reduced[machine] for machine, share in counted(path, counts, *ops).items()]
+        assert row[field] == pytest.approx(middle * median(beside), abs=6e-4)
+    assert path == "pcie-p2p" or f"over {len(reduced)} machines" in row["source"]
+
+
+@pytest.mark.parametrize("path", COUNTED)
+def test_more_cards_on_pcie_reach_no_more(path: str) -> None:
+    """Shares fall with the number of cards or stay; counts whose middles would rise are one group."""
+    shares = [efficiency_row(path, "", gpus) for gpus in (2, 4, 8)]
+    for field in ("ring_share", "all_reduce_share", "all_to_all_share"):
+        assert [row[field] for row in shares] == sorted((row[field] for row in shares), reverse=True)
+    middles = [median(counted(path, (gpus,), "all_reduce").values()) for gpus in (2, 4, 8)]
+    assert (COUNTED[path][4] == (4, 8)) == (middles[1] < middles[2])
+
+
+def test_a_link_between_sockets_is_the_middle_of_the_measured() -> None:
+    """What is assumed between two sockets is a copy's rate across them over its rate within one."""
+    across = [
+        row["measured_GBps"] / row["nominal_GBps"] for row in rows("links") if row["id"].startswith("pcie-socket-")
+    ]
+    default = next(row for row in rows("hardware_defaults") if row["name"] == "socket-link")
+    assert default["share_of_card_link"] == pytest.approx(median(across), abs=6e-3)
+
+
+def test_rows_of_links_that_do_not_count_say_why() -> None:
+    """A measured path over PCIe names its machine; one that stands for no share says so."""
+    paths = [row for row in rows("links") if "path" in row]
+    assert paths
+    assert all(row["machine"] and row["path"] in ("pcie-host", "pcie-p2p") for row in paths)
+    assert all(row["counted"] or row["notes"].startswith("not counted: ") for row in paths)
 
 
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
