@@ -123,7 +123,7 @@ def test_a_source_is_known_where_its_framework_is_not() -> None:
         ({"framework": "HF Trainer+DeepSpeed", "zero_stage_or_fsdp": "ZeRO-3", "compile": "no"}, "deepspeed-zero3"),
         ({"framework": "HF Trainer+DeepSpeed", "zero_stage_or_fsdp": "ZeRO-2"}, "deepspeed"),
         (
-            {"framework": "HF Trainer+DeepSpeed", "zero_stage_or_fsdp": "ZeRO-1", "precision": "fp32"},
+            {"framework": "HF Trainer+DeepSpeed", "zero_stage_or_fsdp": "ZeRO-1", "precision": "tf32"},
             "deepspeed-autocast-copies",
         ),
         ({"framework": "PyTorch Lightning DeepSpeed", "zero_stage_or_fsdp": "ZeRO-0"}, "deepspeed"),
