@@ -58,6 +58,8 @@ torchao/testing/training/roofline_utils.py, get_tensor_memory_traffic_ovhd_s."""
 _LONGEST = re.compile(r"longest example (\d+) tokens")
 _ENGINE = re.compile(r"\bTE\b|\bTransformer Engine\b")
 """Transformer Engine's modules, named among the techniques of a run or beside its framework."""
+_FUSES = re.compile(r"\bfused kernels\b", re.IGNORECASE)
+"""Norms, rotation, activation and loss in one kernel each, whoever's they are."""
 _HIDES_EXPERTS = re.compile(
     r"\boverlap_moe_expert_parallel_comm\b|\bep[ -](?:comm(?:unication)? )?overlap\b", re.IGNORECASE
 )
@@ -77,6 +79,8 @@ _FLASH_1 = re.compile(r"flash[ -]?att(?:entio)?n[ -]?(?:v ?)?1\b|\bfa-?1\b|\bfla
 _STAGE_LAYERS = re.compile(r'"layers": ?\[([\d, ]+)\]')
 _STAGE_FIRSTS = re.compile(r'"ckpt_layers": ?\[([\d, ]+)\]')
 """How many layers of every stage are computed again."""
+_SOME_LAYERS = re.compile(r"^(?:full on )?(\d+) (?:of \d+ )?layers\b")
+"""How many layers are computed again where there are no stages."""
 ADAPTERS = 0.002
 """Share of the weights in adapters of rank 16 on the matrices of attention (Hu et al. 2021, arXiv 2106.09685, table 4:
 0.01 to 0.2 %); too little to matter for time or memory."""
@@ -199,7 +203,7 @@ def _modelled(run: Run) -> None:
     task = run.get("task", "")
     if not TASKS.search(task.lower()):
         raise Unexpressed(f"task {task}: what is trained has no model")
-    if run.get("recompute_class", "") == "partial" and not _halves(run) and not _stated(run, _STAGE_FIRSTS):
+    if run.get("recompute_class", "") == "partial" and not _halves(run) and not _some_layers(run):
         is_by_operation = "recomputed_ops" in run.get("sharding_detail", "")
         named = "which operations are computed again is not stated"
         raise Unexpressed(named if is_by_operation else "which layers are computed again is not stated")
@@ -212,7 +216,7 @@ def _profile(run: Run, machines: Machines) -> Profile:
     profile = _under_deepspeed(run, profile)
     detail = run.get("sharding_detail", "")
     has_engine = _has_engine(run, profile)
-    fused = "fused" if has_engine else None
+    fused = "fused" if has_engine or _FUSES.search(detail) else None
     compiles = switch_of(run, "compile", "xla")
     plain = profile.kernels.name if profile.name == ZERO_3 else "eager-composite"
     kernels = fused if compiles is None else "compiled" if compiles else plain
@@ -346,12 +350,18 @@ def _stated(run: Run, numbers: re.Pattern[str]) -> tuple[int, ...]:
     return tuple(int(number) for number in found[1].split(",")) if found else ()
 
 
+def _some_layers(run: Run) -> tuple[int, ...]:
+    """How many layers of every stage are computed again, as a list says or, of a model that no stages cut, its policy."""
+    alone = _SOME_LAYERS.search(run.get("recompute", "").lower()) if (whole(run, "pp") or 1) == 1 else None
+    return _stated(run, _STAGE_FIRSTS) or ((int(alone[1]),) if alone else ())
+
+
 def _firsts(run: Run, layout: Mapping[str, int]) -> tuple[int, ...]:
     """How many layers of every stage full recompute runs again, where that is a part of them. Raises Unexpressed for a row that says
     it of another number of stages than it has."""
     if run.get("recompute_class", "") != "partial" or _halves(run):
         return ()
-    firsts = _stated(run, _STAGE_FIRSTS)
+    firsts = _some_layers(run)
     if len(firsts) != layout["pp"]:
         raise Unexpressed(
             f"layers that are computed again are stated of {len(firsts)} stages, not of pp {layout['pp']}"

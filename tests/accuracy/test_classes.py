@@ -166,8 +166,23 @@ def test_modules_of_transformer_engine_are_fused_beside_any_loop() -> None:
     beside = _judged({**PLAIN, "framework": "PyTorch, Transformer Engine"}).job.profile
     among = _judged({**PLAIN, "sharding_detail": "TE"}).job.profile
     assert beside == among
-    assert beside.kernels.name == "fused"
+    assert (
+        beside.kernels.name
+        == _judged({**PLAIN, "sharding_detail": "fused kernels"}).job.profile.kernels.name
+        == "fused"
+    )
     assert _judged({**PLAIN, "framework": "JAX Pax (Transformer Engine)"}).job.profile.kernels.name == "compiled"
+
+
+def test_layers_that_are_computed_again_are_counted_where_nothing_cuts_them() -> None:
+    """A policy says how many of a model's layers are, which without stages is all there is to say."""
+    none, some, full = (
+        _judged({"recompute_class": "", "recompute": said}) for said in ("none", "12 of 32 layers", "full")
+    )
+    assert some.job.recompute_layers == (12,)
+    assert none.step_s < some.step_s < full.step_s
+    cut = _judged({**PIPELINE, "recompute_class": "", "recompute": "12 of 32 layers"})
+    assert cut.skipped == "which layers are computed again is not stated"
 
 
 def test_weights_as_narrow_as_products_weigh_half() -> None:
