@@ -34,7 +34,7 @@ LEAVES: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
     ("HF302", "qwen2.5-14b", "aws-g5.48xlarge:8", {"seq_len": 8192}, "pp+tp+zero1"),
     ("HF901", "gpt2-medium", "dgx-h100:2", {}, "ddp"),
     ("HF902", "gpt2-medium", "aws-g5.12xlarge:2", {}, "hsdp"),
-    ("HF902", "gpt2", "aws-g5.12xlarge:2", {}, "ddp"),
+    ("HF902", "gpt2", "aws-g6e.12xlarge:2", {}, "ddp"),
     ("HF902", "llama-3.2-3b", "aws-g5.12xlarge:2", {"seq_len": 2048}, "pp"),
     ("HF902", "qwen2.5-32b", "lambda-8x-h100:2", {}, "pp+tp+zero"),
 )
