@@ -24,17 +24,20 @@ from strategist.facts.gpus import gpu_by_id
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import (
+    ENGINE,
     ZERO_3,
     Attention,
     Hides,
     Profile,
     as_made,
+    deepspeed_profile,
     find_profile,
     merges_copies,
     profile_of,
     with_dispatcher,
     with_frozen_base,
     with_habits,
+    with_narrow_weights,
 )
 from strategist.facts.workload import Precision, Workload
 from strategist.memory.saved import REDONE
@@ -43,6 +46,8 @@ from strategist.space.candidates import code
 from strategist.timing.estimate import model_FLOP
 from strategist.timing.rates import peak_FLOPs, without_rate
 
+PLAIN = "hf-trainer"
+"""The profile of a plain loop over modules of torch."""
 RECOMPUTE = ("none", "selective", "full")
 _ZERO_GROUP = re.compile(r"(?:zero1=|FSDP group )(\d+)")
 """How many ranks share the state, where that is less than all."""
@@ -51,8 +56,10 @@ _SCALED = (("rowwise_with_gw_hp", 3.0), ("rowwise", 8.0))
 written once where the weight gradient stays in half precision, else also turned and cast again. Source: pytorch/ao:
 torchao/testing/training/roofline_utils.py, get_tensor_memory_traffic_ovhd_s."""
 _LONGEST = re.compile(r"longest example (\d+) tokens")
-_ENGINE = re.compile(r"\bTE\b")
-"""Transformer Engine's modules, named among the techniques of a run."""
+_ENGINE = re.compile(r"\bTE\b|\bTransformer Engine\b")
+"""Transformer Engine's modules, named among the techniques of a run or beside its framework."""
+_FUSES = re.compile(r"\bfused kernels\b", re.IGNORECASE)
+"""Norms, rotation, activation and loss in one kernel each, whoever's they are."""
 _HIDES_EXPERTS = re.compile(
     r"\boverlap_moe_expert_parallel_comm\b|\bep[ -](?:comm(?:unication)? )?overlap\b", re.IGNORECASE
 )
@@ -60,12 +67,20 @@ _HIDES_EXPERTS = re.compile(
 _DISPATCHES_FP8 = re.compile(r"\bfp8[ -]dispatch", re.IGNORECASE)
 _MEGATRON = re.compile(r"megatron|neox|largescale")
 """Frameworks whose own kernels DeepSpeed drives."""
-_WRITTEN_OUT = re.compile(r"^(?:eager|math|standard|naive|vanilla|native|none|no)\b")
-"""Attention that writes its scores, by the names that torch, Transformers and papers have for it."""
+_WRITTEN_OUT = re.compile(r"^(?:eager|math|standard|naive|vanilla|native|none|no|from scratch|hand-?written)\b")
+"""Attention that writes its scores, by the names that torch, Transformers, papers and those who wrote it themselves have for it."""
+_FUSES_FROM = 8.0
+"""The first compute capability on which fused attention is what runs where nobody speaks of it: FlashAttention never came to Volta, its second
+version not to Turing (Tri Dao in Dao-AILab/flash-attention issues 148 and 562; torch's own copy asks for sm80 too: pytorch/pytorch:
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_flash_attention_hardware_support)."""
+_PURE = re.compile(r"\b(?:pure|true)\b")
+"""Weights, gradients and moments in the format of the products, as torch's model.to(torch.bfloat16) leaves them."""
 _FLASH_1 = re.compile(r"flash[ -]?att(?:entio)?n[ -]?(?:v ?)?1\b|\bfa-?1\b|\bflash ?v?1\b")
 _STAGE_LAYERS = re.compile(r'"layers": ?\[([\d, ]+)\]')
 _STAGE_FIRSTS = re.compile(r'"ckpt_layers": ?\[([\d, ]+)\]')
 """How many layers of every stage are computed again."""
+_SOME_LAYERS = re.compile(r"^(?:full on )?(\d+) (?:of \d+ )?layers\b")
+"""How many layers are computed again where there are no stages."""
 ADAPTERS = 0.002
 """Share of the weights in adapters of rank 16 on the matrices of attention (Hu et al. 2021, arXiv 2106.09685, table 4:
 0.01 to 0.2 %); too little to matter for time or memory."""
@@ -188,7 +203,7 @@ def _modelled(run: Run) -> None:
     task = run.get("task", "")
     if not TASKS.search(task.lower()):
         raise Unexpressed(f"task {task}: what is trained has no model")
-    if run.get("recompute_class", "") == "partial" and not _halves(run) and not _stated(run, _STAGE_FIRSTS):
+    if run.get("recompute_class", "") == "partial" and not _halves(run) and not _some_layers(run):
         is_by_operation = "recomputed_ops" in run.get("sharding_detail", "")
         named = "which operations are computed again is not stated"
         raise Unexpressed(named if is_by_operation else "which layers are computed again is not stated")
@@ -198,9 +213,10 @@ def _profile(run: Run, machines: Machines) -> Profile:
     said = f"{run.get('framework', '')} {run.get('precision', '')}"
     arch = gpu_by_id(machines.gpu).arch
     profile = profile_of(said, arch) or profile_of(run.get("source", ""), arch) or _likely_profile(run)
-    profile = find_profile(ZERO_3) if _fetches_modules(run, profile) else profile
+    profile = _under_deepspeed(run, profile)
     detail = run.get("sharding_detail", "")
-    fused = "fused" if _ENGINE.search(detail) else None
+    has_engine = _has_engine(run, profile)
+    fused = "fused" if has_engine or _FUSES.search(detail) else None
     compiles = switch_of(run, "compile", "xla")
     plain = profile.kernels.name if profile.name == ZERO_3 else "eager-composite"
     kernels = fused if compiles is None else "compiled" if compiles else plain
@@ -210,7 +226,7 @@ def _profile(run: Run, machines: Machines) -> Profile:
     return with_habits(
         profile,
         kernels=kernels,
-        attention=_attention(run, profile),
+        attention=_attention(run, profile, machines, has_engine=has_engine),
         hides=hides,
         redoes=_redoes(run),
         cast_bytes=next((moved for word, moved in _SCALED if word in run.get("precision", "")), None),
@@ -218,13 +234,39 @@ def _profile(run: Run, machines: Machines) -> Profile:
     )
 
 
+def _under_deepspeed(run: Run, profile: Profile) -> Profile:
+    """The profile where DeepSpeed drives modules of torch or a trainer of Hugging Face or Lightning: its ZeRO-3 of them, or the formats of its
+    engine; else a plain loop's, with weights as narrow as the products where the run calls that pure."""
+    if _fetches_modules(run, profile):
+        return find_profile(ZERO_3)
+    if profile.name != PLAIN:
+        return profile
+    said, stage = run.get("framework", "").lower(), run.get("zero_class", "")
+    if "deepspeed" in said and not _is_cut(run) and stage in ("0", "1", "2"):
+        return find_profile(deepspeed_profile(ENGINE, precision_of(run), int(stage), alone=True))
+    if _PURE.search(run.get("precision", "").lower()):
+        stored = profile.formats_for(precision_of(run)).compute
+        return with_narrow_weights(profile, stored, reduce=stored)
+    return profile
+
+
+def _has_engine(run: Run, profile: Profile) -> bool:
+    """Whether layers are Transformer Engine's modules; compilers of JAX fuse around its attention."""
+    beside = run.get("framework", "") if profile.kernels.name != "compiled" else ""
+    return any(_ENGINE.search(words) for words in (run.get("sharding_detail", ""), beside))
+
+
 def _fetches_modules(run: Run, profile: Profile) -> bool:
     """Whether DeepSpeed's ZeRO-3 drives modules of torch: its engine or a trainer of Hugging Face names it, or its name of the stage, and no
     Megatron cuts matrices or stages."""
     said, text = run.get("framework", "").lower(), run.get("zero_stage_or_fsdp", "").lower()
-    is_named = "deepspeed" in said or (profile.name == "hf-trainer" and "fsdp" not in said + text and "zero" in text)
-    is_cut = any((whole(run, name) or 1) > 1 for name in ("tp", "pp"))
-    return is_named and run.get("zero_class", "") == "3" and not is_cut and not _MEGATRON.search(said)
+    is_named = "deepspeed" in said or (profile.name == PLAIN and "fsdp" not in said + text and "zero" in text)
+    return is_named and run.get("zero_class", "") == "3" and not _is_cut(run) and not _MEGATRON.search(said)
+
+
+def _is_cut(run: Run) -> bool:
+    """Whether matrices or stages are cut."""
+    return any((whole(run, name) or 1) > 1 for name in ("tp", "pp"))
 
 
 def _likely_profile(run: Run) -> Profile:
@@ -232,11 +274,12 @@ def _likely_profile(run: Run) -> Profile:
     business, sharded weights fully_shard's, the rest a plain loop's."""
     is_cut = any((whole(run, name) or 1) > 1 for name in ("tp", "pp", "cp", "ep"))
     is_sharded = run.get("zero_class", "") in ("2", "3", "hsdp")
-    return find_profile("megatron-core" if is_cut else "fsdp2" if is_sharded else "hf-trainer")
+    return find_profile("megatron-core" if is_cut else "fsdp2" if is_sharded else PLAIN)
 
 
-def _attention(run: Run, profile: Profile) -> Attention | None:
-    """Whether scores are written out, or which kernel is called, where the row says; the profile knows better than "flash"."""
+def _attention(run: Run, profile: Profile, machines: Machines, *, has_engine: bool) -> Attention | None:
+    """Whether scores are written out, or which kernel is called, where the row says; the profile knows better than "flash". Silence about cards
+    that are too old for such kernels means that scores are written out."""
     said, detail = run.get("attention_impl", "").lower(), run.get("sharding_detail", "")
     if any(words in said for words in ("unfused", "no flash", "not flash")) or _WRITTEN_OUT.search(said):
         return "unfused"
@@ -244,8 +287,11 @@ def _attention(run: Run, profile: Profile) -> Attention | None:
         return "flash1"
     if "flash-attn 2" in said:
         return "flash"
-    if _ENGINE.search(detail) and not any(words in detail for words in ("SDPA", "FlexAttn")):
+    if has_engine and not any(words in detail for words in ("SDPA", "FlexAttn")):
         return "cudnn"
+    gpu = gpu_by_id(machines.gpu)
+    if not said and gpu.vendor == "NVIDIA" and float(gpu.compute_capability or _FUSES_FROM) < _FUSES_FROM:
+        return "unfused"
     has_flash = "flash" in said or "sdpa" in said
     return "flash" if has_flash and profile.attention == "unfused" else None
 
@@ -304,12 +350,18 @@ def _stated(run: Run, numbers: re.Pattern[str]) -> tuple[int, ...]:
     return tuple(int(number) for number in found[1].split(",")) if found else ()
 
 
+def _some_layers(run: Run) -> tuple[int, ...]:
+    """How many layers of every stage are computed again, as a list says or, of a model that no stages cut, its policy."""
+    alone = _SOME_LAYERS.search(run.get("recompute", "").lower()) if (whole(run, "pp") or 1) == 1 else None
+    return _stated(run, _STAGE_FIRSTS) or ((int(alone[1]),) if alone else ())
+
+
 def _firsts(run: Run, layout: Mapping[str, int]) -> tuple[int, ...]:
     """How many layers of every stage full recompute runs again, where that is a part of them. Raises Unexpressed for a row that says
     it of another number of stages than it has."""
     if run.get("recompute_class", "") != "partial" or _halves(run):
         return ()
-    firsts = _stated(run, _STAGE_FIRSTS)
+    firsts = _some_layers(run)
     if len(firsts) != layout["pp"]:
         raise Unexpressed(
             f"layers that are computed again are stated of {len(firsts)} stages, not of pp {layout['pp']}"

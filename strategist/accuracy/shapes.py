@@ -21,6 +21,8 @@ _FAR = 1.5
 """A number of parameters so many times the catalogue's, or less of it, is another model's; names round theirs."""
 _FEW = 4
 """So many names are worth being asked which."""
+_ANSWERS = ("sft",)
+"""What encoders are trained for with a head of their own in place of the vocabulary's."""
 _SAME = ("hidden", "heads", "kv_heads", "ffn_hidden")
 _ALIKE = ("model", "params_b", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "experts_active", "moe_ffn_hidden", "model_kind", "task", "seq_len")  # fmt: skip
 
@@ -40,9 +42,9 @@ def _shape(cells: tuple[tuple[str, str], ...]) -> ModelShape:
         raise Unexpressed(
             f"model {run['model']}: a {known.kind} is neither a stack of equally wide layers nor a ResNet"
         )
-    if known is not None and _fits(known, run):
-        return _with_layers(known, whole(run, "layers"), whole(run, "first_dense"))
-    return _stated(run)
+    is_known = known is not None and _fits(known, run)
+    shape = _with_layers(known, whole(run, "layers"), whole(run, "first_dense")) if known and is_known else _stated(run)
+    return _with_answer_head(shape) if shape.kind == "encoder" and run["task"] in _ANSWERS else shape
 
 
 def _several(name: str) -> str:
@@ -114,8 +116,8 @@ def _stated(run: Run) -> ModelShape:
             raise Unexpressed(f"model {run['model']}: {_several(run['model']) or f'{name} is not stated'}")
     if run["model_kind"] not in ("", "dense", "moe", "encoder"):
         raise Unexpressed(f"model {run['model']}: layers of kind {run['model_kind']} are not stated")
-    if run["model_kind"] == "encoder" and run["task"] == "sft":
-        return _with_answer_head(_built(run, is_gated=False, is_tied=False))
+    if run["model_kind"] == "encoder" and run["task"] in _ANSWERS:
+        return _built(run, is_gated=False, is_tied=False)
     shapes = [_built(run, is_gated=gated, is_tied=tied) for gated in (False, True) for tied in (True, False)]
     total = number(run, "params_b")
     if total is None:
@@ -126,7 +128,7 @@ def _stated(run: Run) -> ModelShape:
 def _with_answer_head(shape: ModelShape) -> ModelShape:
     """An encoder that marks an answer: two scores per token instead of the vocabulary; the token table stays."""
     table = shape.vocab * shape.hidden
-    return replace(shape, vocab=2, extra_parameters=table)
+    return replace(shape, vocab=2, extra_parameters=shape.extra_parameters + table, parameters_stated=None)
 
 
 def _built(run: Run, *, is_gated: bool, is_tied: bool) -> ModelShape:

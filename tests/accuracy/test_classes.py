@@ -8,6 +8,7 @@ from benchmarks.held_out import RUNS
 from strategist.accuracy.classes import precision_of, with_classes
 from strategist.accuracy.judge import Judged, judge
 from strategist.accuracy.table import Run, read_runs
+from strategist.facts.parameters import count
 from strategist.facts.profile import profile_of
 from tests.cli.harness import RUN
 
@@ -120,7 +121,13 @@ def test_a_source_is_known_where_its_framework_is_not() -> None:
         ({"framework": "HF Trainer+DeepSpeed", "zero_stage_or_fsdp": "stage 3"}, "deepspeed-zero3"),
         ({"framework": "accelerate", "zero_stage_or_fsdp": "ZeRO-3"}, "deepspeed-zero3"),
         ({"framework": "HF Trainer+DeepSpeed", "zero_stage_or_fsdp": "ZeRO-3", "compile": "no"}, "deepspeed-zero3"),
-        ({"framework": "HF Trainer+DeepSpeed", "zero_stage_or_fsdp": "ZeRO-2"}, "hf-trainer"),
+        ({"framework": "HF Trainer+DeepSpeed", "zero_stage_or_fsdp": "ZeRO-2"}, "deepspeed"),
+        (
+            {"framework": "HF Trainer+DeepSpeed", "zero_stage_or_fsdp": "ZeRO-1", "precision": "tf32"},
+            "deepspeed-autocast-copies",
+        ),
+        ({"framework": "PyTorch Lightning DeepSpeed", "zero_stage_or_fsdp": "ZeRO-0"}, "deepspeed"),
+        ({"framework": "PyTorch Lightning DDP", "zero_stage_or_fsdp": "DDP"}, "hf-trainer"),
         ({"framework": "accelerate", "zero_stage_or_fsdp": "FSDP full shard"}, "hf-trainer"),
         ({"framework": "Megatron-DeepSpeed", "zero_stage_or_fsdp": "ZeRO-3"}, "megatron-deepspeed"),
         ({"framework": "GPT-NeoX with DeepSpeed", "zero_stage_or_fsdp": "ZeRO-3"}, "megatron-deepspeed"),
@@ -132,6 +139,72 @@ def test_modules_that_deepspeed_fetches_are_no_megatron(said: dict[str, str], na
     such runs wait for; FSDP, lower stages and Megatron's layers have other hosts."""
     found = _judged({"zero_class": "", **said}).job.profile
     assert (found.name, found.kernels.name == "deepspeed-modules") == (name, name == "deepspeed-zero3")
+
+
+PLAIN = {"framework": "HF Trainer", "zero_class": "0", "seq_len": "512", "model": "gpt2", "step_time_s": "1"}
+
+
+@pytest.mark.parametrize(
+    ("said", "attention"),
+    [
+        ({"hardware": "Tesla V100", "gpu_mem_gb": "32"}, "unfused"),
+        ({"hardware": "RTX 2080 Ti"}, "unfused"),
+        ({"hardware": "Tesla V100", "gpu_mem_gb": "32", "attention_impl": "sdpa"}, "flash"),
+        ({"hardware": "NVIDIA A100-SXM4-80GB"}, "flash"),
+        ({"hardware": "AMD Instinct MI300X OAM"}, "flash"),
+        ({"attention_impl": "from scratch, writes scores out"}, "unfused"),
+        ({"framework": "PyTorch, Transformer Engine"}, "cudnn"),
+    ],
+)
+def test_silence_about_attention_means_what_a_card_can(said: dict[str, str], attention: str) -> None:
+    """FlashAttention never came to Volta, nor its second version to Turing: runs there that say nothing wrote their scores."""
+    assert _judged({**PLAIN, "precision": "fp16", **said}).job.profile.attention == attention
+
+
+def test_modules_of_transformer_engine_are_fused_beside_any_loop() -> None:
+    """A run names them beside its framework or among its techniques; what a compiler made stays its own."""
+    beside = _judged({**PLAIN, "framework": "PyTorch, Transformer Engine"}).job.profile
+    among = _judged({**PLAIN, "sharding_detail": "TE"}).job.profile
+    assert beside == among
+    assert (
+        beside.kernels.name
+        == _judged({**PLAIN, "sharding_detail": "fused kernels"}).job.profile.kernels.name
+        == "fused"
+    )
+    assert _judged({**PLAIN, "framework": "JAX Pax (Transformer Engine)"}).job.profile.kernels.name == "compiled"
+
+
+def test_layers_that_are_computed_again_are_counted_where_nothing_cuts_them() -> None:
+    """A policy says how many of a model's layers are, which without stages is all there is to say."""
+    none, some, full = (
+        _judged({"recompute_class": "", "recompute": said}) for said in ("none", "12 of 32 layers", "full")
+    )
+    assert some.job.recompute_layers == (12,)
+    assert none.step_s < some.step_s < full.step_s
+    cut = _judged({**PIPELINE, "recompute_class": "", "recompute": "12 of 32 layers"})
+    assert cut.skipped == "which layers are computed again is not stated"
+
+
+def test_weights_as_narrow_as_products_weigh_half() -> None:
+    """A plain loop in pure bf16 holds weights, gradients, both moments and the buckets in which gradients are added up in it; sharded modules
+    that compute in it do not."""
+    mixed, pure = (_judged({**PLAIN, "precision": words}) for words in ("bf16-mixed", "bf16-pure"))
+    weights = 124_439_808
+    assert 8 * weights < mixed.peak_bytes - pure.peak_bytes < 12 * weights
+    assert pure.job.profile.formats_for("bf16").parameter == "bfloat16"
+    assert (
+        _judged({"framework": "composer", "precision": "bf16-pure"}).job.profile.formats_for("bf16").parameter
+        == "float32"
+    )
+
+
+@pytest.mark.parametrize("model", ["bert-large-uncased", "BERT-large"])
+def test_an_encoder_that_is_tuned_scores_no_vocabulary(model: str) -> None:
+    """A catalogued encoder answers with a head of its own when it is tuned; the table of tokens stays."""
+    said = {**PLAIN, "model": model, "model_kind": "encoder", "task": "pretrain"}
+    trained, tuned = (_judged({**said, "task": task}).job.model for task in ("pretrain", "sft"))
+    assert (trained.vocab, tuned.vocab) == (30522, 2)
+    assert count(tuned).total == pytest.approx(count(trained).total, rel=0.01)
 
 
 @pytest.mark.parametrize(
