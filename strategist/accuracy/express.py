@@ -63,7 +63,9 @@ _MEGATRON = re.compile(r"megatron|neox|largescale")
 _WRITTEN_OUT = re.compile(r"^(?:eager|math|standard|naive|vanilla|native|none|no)\b")
 """Attention that writes its scores, by the names that torch, Transformers and papers have for it."""
 _FLASH_1 = re.compile(r"flash[ -]?att(?:entio)?n[ -]?(?:v ?)?1\b|\bfa-?1\b|\bflash ?v?1\b")
-_CHUNKED = re.compile(r"chunked (?:output |cross|loss)|cewithchunked|\bliger|linear ?cross ?entropy|cut cross", re.IGNORECASE)
+_CHUNKED = re.compile(
+    r"chunked (?:output |cross|loss)|cewithchunked|\bliger|linear ?cross ?entropy|cut cross", re.IGNORECASE
+)
 """A loss that never has the logits of all tokens at once, by the names that torchtune, Liger and others have for it (Hsu et al. 2024,
 arXiv 2410.10989; pytorch/torchtune: torchtune/modules/loss/ce_chunked_output_loss.py)."""
 _ENDS = 2

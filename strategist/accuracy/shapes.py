@@ -41,7 +41,8 @@ def _shape(cells: tuple[tuple[str, str], ...]) -> ModelShape:
             f"model {run['model']}: a {known.kind} is neither a stack of equally wide layers nor a ResNet"
         )
     if known is not None and _fits(known, run):
-        return _with_layers(known, whole(run, "layers"), whole(run, "first_dense"))
+        cut = _with_layers(known, whole(run, "layers"), whole(run, "first_dense"))
+        return _with_answer_head(cut) if cut.kind == "encoder" and run["task"] == "sft" else cut
     return _stated(run)
 
 
