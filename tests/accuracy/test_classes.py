@@ -361,6 +361,36 @@ def test_embedding_and_loss_may_be_stages_of_their_own() -> None:
     assert "layers for pp 32 x vp 3" in _judged({**wide, "layers": "93"}).skipped
 
 
+def test_scripts_of_their_time_are_known_by_name() -> None:
+    """NVIDIA's pretraining of BERT sends its gradients after backward, its fine-tuning in between; Megatron-LM of 2019 has no fused softmax."""
+    bert = {
+        "model": "bert-base-uncased",
+        "model_kind": "encoder",
+        "seq_len": "128",
+        "precision": "fp16",
+        "zero_class": "0",
+        "gpus_total": "16",
+    }
+    bert = {
+        **bert,
+        "hardware": "v100-sxm2-16gb",
+        "dp": "16",
+        "global_batch_seqs": "16",
+        "inter_node": "IB 1x100 Gb/s EDR per node",
+    }
+    once, along = (
+        _judged({**bert, "framework": f"DeepLearningExamples {script}"})
+        for script in ("run_pretraining.py", "run_squad.py")
+    )
+    assert (once.job.profile.hides, along.job.profile.hides) == ((), ("gradients",))
+    assert once.step_s > along.step_s
+    old, new = (
+        _judged({"framework": name, "zero_class": "0"}).job.profile
+        for name in ("DeepSpeed Megatron-LM v0.2", "Megatron-DeepSpeed")
+    )
+    assert (old.kernels.name, new.kernels.name) == ("eager-composite", "megatron-deepspeed")
+
+
 def test_an_encoder_that_is_fine_tuned_has_no_vocabulary() -> None:
     """BERT with a head for classes or answers multiplies by no table of tokens, whether the catalogue knows it or the row describes it."""
     bert = {
