@@ -117,6 +117,7 @@ def _cut(groups: Sequence[tuple[Crossing, ...] | None], members: int, stride: in
         all_reduce=min(found.all_reduce for _, found in reached) / Bps,
         all_to_all=min(found.all_to_all for _, found in reached) / Bps,
         fill_s=max(found.fill_s for _, found in reached),
+        fill_hop_s=max(found.fill_hop_s for _, found in reached),
     )
     return Cut(members, stride, Bps, slowest.kind, worst)
 
@@ -137,4 +138,5 @@ def _reached(crossing: Crossing, arch: str) -> Share:
         all_reduce=min(crossing.Bps * pair.all_reduce, widest * share.all_reduce),
         all_to_all=min(crossing.Bps * pair.all_to_all, widest * share.all_to_all),
         fill_s=share.fill_s,
+        fill_hop_s=share.fill_hop_s,
     )

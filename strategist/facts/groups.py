@@ -21,7 +21,8 @@ class GroupLink:
 
     `Bps` is the nominal rate of a ring through the group (bus bandwidth, one direction); `ring_Bps`, `all_reduce_Bps`
     and `all_to_all_Bps` are the bus bandwidths that large collectives reach, `send_Bps` the rate of messages that every member sends to the next. `latency_s` is one walk around the ring
-    plus the fixed cost of a collective, `fill_s` what a message large enough to fill the links takes besides. `tier` limits `Bps`, and `domains` of the tier below it hold the group's
+    plus the fixed cost of a collective, `fill_s` what a message large enough to fill the links takes besides and `walk_s` what it takes besides
+    where it walks around the ring. `tier` limits `Bps`, and `domains` of the tier below it hold the group's
     members. A group of one has no limit: infinite rates, no latency, no tier.
     """
 
@@ -34,6 +35,7 @@ class GroupLink:
     all_to_all_Bps: float
     send_Bps: float
     fill_s: float
+    walk_s: float
 
 
 class GroupColumns(NamedTuple):
@@ -49,6 +51,7 @@ class GroupColumns(NamedTuple):
     all_to_all_Bps: Reals
     send_Bps: Reals
     fill_s: Reals
+    walk_s: Reals
     leave: Mask
     between_Bps: Reals
     inside: Column
@@ -79,6 +82,7 @@ def group_bandwidth(tiers: tuple[Tier, ...], size: int, stride: int = 1) -> Grou
         all_to_all_Bps=float(row.all_to_all_Bps[0]),
         send_Bps=float(row.send_Bps[0]),
         fill_s=float(row.fill_s[0]),
+        walk_s=float(row.walk_s[0]),
     )
 
 
@@ -118,6 +122,7 @@ def _nothing(rows: int) -> GroupColumns:
         free,
         free,
         np.zeros(rows),
+        np.zeros(rows),
         np.zeros(rows, np.bool_),
         free,
         np.ones(rows, np.int64),
@@ -137,6 +142,7 @@ def _narrowed(found: GroupColumns, index: int, crossed: Mask, here: GroupColumns
         all_to_all_Bps=np.where(crossed, np.minimum(here.all_to_all_Bps, found.all_to_all_Bps), found.all_to_all_Bps),
         send_Bps=np.where(crossed, np.minimum(here.send_Bps, found.send_Bps), found.send_Bps),
         fill_s=found.fill_s + np.where(crossed, here.fill_s, 0.0),
+        walk_s=found.walk_s + np.where(crossed, here.walk_s, 0.0),
         leave=found.leave | (crossed & here.leave),
         between_Bps=np.where(crossed, np.minimum(here.between_Bps, found.between_Bps), found.between_Bps),
         inside=found.inside,
@@ -156,6 +162,7 @@ def worse(one: GroupColumns, other: GroupColumns) -> GroupColumns:
         all_to_all_Bps=np.minimum(one.all_to_all_Bps, other.all_to_all_Bps),
         send_Bps=np.minimum(one.send_Bps, other.send_Bps),
         fill_s=np.maximum(one.fill_s, other.fill_s),
+        walk_s=np.maximum(one.walk_s, other.walk_s),
         leave=one.leave | other.leave,
         between_Bps=np.minimum(one.between_Bps, other.between_Bps),
         inside=np.minimum(one.inside, other.inside),
@@ -166,20 +173,22 @@ def _at_tier(tier: Tier, place: _Place) -> GroupColumns:
     """What one tier allows, whether or not it is crossed."""
     size, _, below, within = place
     rate, shares = _looked_up(tier, place)
-    ring, reduce, exchange, in_switch, fill = shares.T
+    ring, reduce, exchange, in_switch, fill, fill_hop = shares.T
+    crossings = size / below - size / within
     nominal = rate if tier.cuts else below * tier.device_Bps
     reduced = np.where((within == size) | (in_switch == 0), reduce, ring)
     exchanged, leaves = _exchange_rate(tier, place, nominal) * exchange, level_of(tier.kind) == NETWORK
     return GroupColumns(
         Bps=nominal,
         tier=np.zeros_like(size),
-        latency_s=(size / below - size / within) * tier.hop_s,
+        latency_s=crossings * tier.hop_s,
         domains=-(-size // below),
         ring_Bps=nominal * ring,
         all_reduce_Bps=nominal * reduced,
         all_to_all_Bps=exchanged,
         send_Bps=(nominal if tier.port_Bps is None else np.minimum(nominal, tier.port_Bps)) * ring,
         fill_s=fill,
+        walk_s=crossings * fill_hop,
         leave=np.full(len(size), leaves),
         between_Bps=exchanged if leaves else np.full(len(size), np.inf),
         inside=below,
@@ -234,5 +243,5 @@ def _sorted_rows(tier: Tier) -> tuple[Column, Reals]:
     return np.array(keys), np.array([(cut.Bps, *_row(cut.share)) for cut in (worst, *ordered)])
 
 
-def _row(share: Share) -> tuple[float, float, float, float, float]:
-    return share.ring, share.all_reduce, share.all_to_all, float(share.in_switch), share.fill_s
+def _row(share: Share) -> tuple[float, float, float, float, float, float]:
+    return share.ring, share.all_reduce, share.all_to_all, float(share.in_switch), share.fill_s, share.fill_hop_s

@@ -56,6 +56,7 @@ def _share(row: Row, in_switch: bool) -> Share:
         all_to_all=row["all_to_all_share"],
         in_switch=reduces and in_switch,
         fill_s=row["fill_us"] * 1e-6,
+        fill_hop_s=row["fill_hop_us"] * 1e-6,
     )
 
 

@@ -41,7 +41,8 @@ class Share:
 
     `ring` holds for all-gather, reduce-scatter and send/receive; `all_reduce` includes reduction in the switch where
     `in_switch` is set and then only for groups inside one domain; `all_to_all` is its own. A message that fills the links
-    takes `fill_s` longer than start-up and bytes: small ones go by protocols that start sooner.
+    takes `fill_s` longer than start-up and bytes, and one that walks around the ring `fill_hop_s` per step that crosses these links: small ones
+    go by protocols that start sooner.
     """
 
     gpus: int
@@ -50,6 +51,7 @@ class Share:
     all_to_all: float
     in_switch: bool = False
     fill_s: float = 0.0
+    fill_hop_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,8 @@ class Links:
         rank alone. A collective of FULL_BYTES pays the second whole, a smaller one in proportion; a send never does."""
         n, link = self.sizes[place], self.columns[place]
         latency, per_byte = _op_costs(op, n, link)
-        fill = np.zeros_like(n) if op == "send" else link.fill_s
+        walks = 0.0 if op == "all_to_all" else link.walk_s
+        fill = np.zeros_like(n) if op == "send" else link.fill_s + walks
         return np.where(n > 1, latency, 0.0), np.where(n > 1, fill, 0.0), np.where(n > 1, per_byte, 0.0)
 
     def leave(self, place: Place) -> Mask:

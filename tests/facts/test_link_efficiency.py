@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from strategist.catalog import rows
+from strategist.facts.clusters import load_cluster
+from strategist.facts.groups import group_bandwidth
 from strategist.facts.link_efficiency import efficiency, fabric_kind
+from strategist.facts.tiers import tiers
 
 MEASURED = {
     ("nvlink", "Ampere"): ["a100-sxm-80gb"],
@@ -100,6 +103,23 @@ def test_links_without_large_curves_fill_at_once() -> None:
     assert all(
         row["fill_us"] == 0.0 for row in rows("link_efficiency") if (row["kind"], row["variant"]) not in measured
     )
+
+
+def test_hops_between_nodes_take_what_nccl_takes_for_each_protocol() -> None:
+    """Small messages go by LL, those that fill the links by Simple at 14.0 us a hop: between nodes whose hop is NCCL's figure for the one,
+    NCCL's figure for the other holds too. Where hops were measured nothing is added, and inside a node the curves have it all."""
+    by_protocol = {row["kind"] for row in rows("link_efficiency") if row["fill_hop_us"]}
+    assert by_protocol == {"infiniband", "roce", "slingshot"}
+    for row in rows("link_efficiency"):
+        assert row["fill_hop_us"] == (pytest.approx(14.0 - row["hop_us"]) if row["kind"] in by_protocol else 0.0)
+
+
+def test_large_collectives_pay_for_each_crossing_of_the_network() -> None:
+    """Over n nodes a collective of 4 MiB takes n - 1 times 11.3 us longer than inside one."""
+    for nodes in (1, 2, 16):
+        links = tiers(load_cluster(f"dgx-h100:{nodes}"))
+        inside, across = (group_bandwidth(links, size, 1).walk_s for size in (8, 8 * nodes))
+        assert (inside, across) == (0.0, pytest.approx((nodes - 1) * 11.3e-6))
 
 
 def test_network_shares_follow_from_the_links_table() -> None:

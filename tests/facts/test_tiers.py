@@ -111,7 +111,7 @@ def test_the_worse_of_two_links_is_no_better_than_either() -> None:
     for name in ("Bps", "ring_Bps", "all_reduce_Bps", "all_to_all_Bps", "send_Bps"):
         assert np.array_equal(getattr(found, name), np.minimum(getattr(one, name), getattr(other, name)))
         assert np.array_equal(getattr(found, name), getattr(turned, name))
-    for name in ("latency_s", "fill_s", "leave"):
+    for name in ("latency_s", "fill_s", "walk_s", "leave"):
         assert np.array_equal(getattr(found, name), np.maximum(getattr(one, name), getattr(other, name)))
 
 
@@ -134,7 +134,7 @@ def test_a_group_of_one_is_not_limited() -> None:
     """One rank alone has no tier, no latency and infinite rates, on every machine."""
     for source in ("dgx-h100:2", "gh200-node"):
         link = group_bandwidth(tiers(load_cluster(source)), 1, 1)
-        assert (link.tier, link.latency_s, link.fill_s, link.domains) == (None, 0.0, 0.0, 1)
+        assert (link.tier, link.latency_s, link.fill_s, link.walk_s, link.domains) == (None, 0.0, 0.0, 0.0, 1)
         assert link.Bps == link.ring_Bps == link.all_reduce_Bps == float("inf")
 
 
@@ -184,9 +184,9 @@ def test_columns_equal_single_groups(name: str, count: int, groups: list[tuple[i
     columns = group_columns(found, np.array([s for s, _ in groups]), np.array([s for _, s in groups]))
     for row, (size, stride) in enumerate(groups):
         one = group_bandwidth(found, size, stride)
-        assert (one.Bps, one.ring_Bps, one.all_reduce_Bps, one.all_to_all_Bps, one.latency_s, one.fill_s, one.domains) == (
+        assert (one.Bps, one.ring_Bps, one.all_reduce_Bps, one.all_to_all_Bps, one.latency_s, one.fill_s, one.walk_s, one.domains) == (
             columns.Bps[row], columns.ring_Bps[row], columns.all_reduce_Bps[row], columns.all_to_all_Bps[row],
-            columns.latency_s[row], columns.fill_s[row], columns.domains[row],
+            columns.latency_s[row], columns.fill_s[row], columns.walk_s[row], columns.domains[row],
         )  # fmt: skip
 
 

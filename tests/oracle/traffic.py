@@ -73,7 +73,11 @@ def link_of(cluster: Cluster, size: int, stride: int) -> GroupLink:
         for kind in kinds.values()
     ]
     slow = {name: min(getattr(link, name) for link in each) for name in RATES}
-    return replace(each[0], **slow, latency_s=max(e.latency_s for e in each), fill_s=max(e.fill_s for e in each))
+    return replace(
+        each[0],
+        **slow,
+        **{name: max(getattr(link, name) for link in each) for name in ("latency_s", "fill_s", "walk_s")},
+    )
 
 
 def collective_seconds(cluster: Cluster, row: Row) -> float:
@@ -83,7 +87,8 @@ def collective_seconds(cluster: Cluster, row: Row) -> float:
         return 0.0
     link = link_of(cluster, row.size, row.stride)
     a, moved = link.latency_s * row.pieces, S * (n - 1) / n
-    filling = link.fill_s * min(row.pieces, S / (4 * 2**20))
+    walks = 0.0 if row.op == "all-to-all" else link.walk_s
+    filling = (link.fill_s + walks) * min(row.pieces, S / (4 * 2**20))
     if row.op in ("all-gather", "reduce-scatter", "broadcast", "reduce"):
         return a + filling + moved / link.ring_Bps
     if row.op == "all-reduce":

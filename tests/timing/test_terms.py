@@ -335,7 +335,9 @@ def test_weights_sent_rank_by_rank_pay_a_start_up_for_each() -> None:
             for own in (ranks, whole)
         )
         link = group_columns(cluster_tiers(job().cluster), np.array([size]), np.array([1]))
-        assert each - once == pytest.approx((size - 1) * float((link.latency_s + link.fill_s)[0]), rel=1e-3)
+        assert each - once == pytest.approx(
+            (size - 1) * float((link.latency_s + link.fill_s + link.walk_s)[0]), rel=1e-3
+        )
 
 
 def test_racks_are_taken_in_equal_parts() -> None:
