@@ -76,6 +76,14 @@ aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_flash_attention_hard
 _PURE = re.compile(r"\b(?:pure|true)\b")
 """Weights, gradients and moments in the format of the products, as torch's model.to(torch.bfloat16) leaves them."""
 _FLASH_1 = re.compile(r"flash[ -]?att(?:entio)?n[ -]?(?:v ?)?1\b|\bfa-?1\b|\bflash ?v?1\b")
+_CHUNKED = re.compile(
+    r"chunked (?:output |cross|loss)|cewithchunked|\bliger|linear ?cross ?entropy|cut cross", re.IGNORECASE
+)
+"""A loss that never has the logits of all tokens at once, by the names that torchtune, Liger and others have for it (Hsu et al. 2024,
+arXiv 2410.10989; pytorch/torchtune: torchtune/modules/loss/ce_chunked_output_loss.py)."""
+_ENDS = 2
+"""How many stages may hold no layer, but the embedding and the loss, which Megatron counts as one each where it is told to (NVIDIA/Megatron-LM:
+--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split)."""
 _STAGE_LAYERS = re.compile(r'"layers": ?\[([\d, ]+)\]')
 _STAGE_FIRSTS = re.compile(r'"ckpt_layers": ?\[([\d, ]+)\]')
 """How many layers of every stage are computed again."""
@@ -327,7 +335,14 @@ def _layout(run: Run, profile: Profile, machines: Machines) -> dict[str, int]:
         "sequence_parallel": _sequence_parallel(run, profile, tp),
         "context_parallel": code("context_parallel", context_parallel_of(run, cp)),
         "recompute": _recompute(run, profile), "offload": _offload(run, machines), "tiling": 1, "stage_split": 0,
+        **_loss(run, tp * pp),
     }  # fmt: skip
+
+
+def _loss(run: Run, cuts: int) -> dict[str, int]:
+    """The column of a chunked loss where the row names one and every rank has the whole head; none otherwise."""
+    is_chunked = cuts == 1 and _CHUNKED.search(run.get("sharding_detail", ""))
+    return {"loss": code("loss", "chunked")} if is_chunked else {}
 
 
 def _offload(run: Run, machines: Machines) -> int:
@@ -498,7 +513,7 @@ def _legal_sizes(shape: ModelShape, layout: dict[str, int]) -> None:
     cut = next((axis for axis in ("tp", "cp", "pp", "ep") if layout[axis] > 1), "") if shape.is_convolutional else ""
     if cut:
         raise Unexpressed(f"{cut} {layout[cut]} of blocks of convolutions")
-    if layout["pp"] * layout["virtual_stages"] > layers:
+    if layout["pp"] * layout["virtual_stages"] > layers + _ENDS:
         raise Unexpressed(f"{layers} layers for pp {layout['pp']} x vp {layout['virtual_stages']}")
     ranks = layout["dp_shard"] * layout["dp_replicate"] * layout["cp"] * layout["tp"]
     if layout["ep"] > 1 and (shape.moe is None or ranks % (layout["ep"] * layout["etp"])):

@@ -75,15 +75,15 @@ class Judged:
 def judge(runs: Sequence[Run], factors: tuple[Factor, ...] = (), watch: Watch | None = None) -> tuple[Judged, ...]:
     """Every run, in order: predicted under some factors, or skipped with its reason; `watch` hears how many are done."""
     answers: dict[int, Judged] = {}
-    groups: dict[Job, list[tuple[int, Case]]] = {}
+    groups: dict[_Sort, list[tuple[int, Case]]] = {}
     for place, run in enumerate(runs):
         try:
             case = express(run)
         except Unexpressed as reason:
             answers[place] = Judged(run, skipped=str(reason))
             continue
-        groups.setdefault(_but_batch(case.job), []).append((place, case))
-    for plain, members in groups.items():
+        groups.setdefault(_sort(case), []).append((place, case))
+    for (plain, _), members in groups.items():
         job = replace(plain, factors=factors)
         layouts = [dict(case.layout) for _, case in members]
         times, peaks = predictions(job, layouts)
@@ -140,10 +140,10 @@ def parts_at(cases: Sequence[Case], overlap: float) -> list[Mapping[Part, float]
     """Seconds of the parts of some runs' steps by the formulas alone, were the share of compute that collectives may run behind so many times
     what it is, in order."""
     found: dict[int, Mapping[Part, float]] = {}
-    groups: dict[Job, list[int]] = {}
+    groups: dict[_Sort, list[int]] = {}
     for place, case in enumerate(cases):
-        groups.setdefault(_but_batch(case.job), []).append(place)
-    for job, places in groups.items():
+        groups.setdefault(_sort(case), []).append(place)
+    for (job, _), places in groups.items():
         columns = _columns([dict(cases[place].layout) for place in places])
         parts = part_seconds(step_times(replace(job, overlap=overlap), columns).exposed)
         for row, place in enumerate(places):
@@ -151,9 +151,15 @@ def parts_at(cases: Sequence[Case], overlap: float) -> list[Mapping[Part, float]
     return [found[place] for place in range(len(cases))]
 
 
-def _but_batch(job: Job) -> Job:
-    """The job with one batch for all: how many sequences a step has stands in the layout's own columns."""
-    return replace(job, workload=replace(job.workload, global_batch=1))
+_Sort = tuple[Job, int]
+"""What runs that are predicted together share: the job, and how its loss is computed."""
+
+
+def _sort(case: Case) -> _Sort:
+    """The job with one batch for all, since how many sequences a step has stands in the layout's own columns, and the loss, which all rows
+    of some columns share."""
+    job = replace(case.job, workload=replace(case.job.workload, global_batch=1))
+    return job, dict(case.layout).get("loss", 0)
 
 
 def predictions(job: Job, layouts: Sequence[Mapping[str, int]]) -> tuple[StepTimes, Peaks]:
@@ -163,5 +169,5 @@ def predictions(job: Job, layouts: Sequence[Mapping[str, int]]) -> tuple[StepTim
 
 
 def _columns(layouts: Sequence[Mapping[str, int]]) -> Candidates:
-    names = (*MESH_COLUMNS, *OPTION_COLUMNS)
+    names = (*MESH_COLUMNS, *OPTION_COLUMNS, *(("loss",) if "loss" in layouts[0] else ()))
     return Candidates({name: np.array([layout[name] for layout in layouts], np.int64) for name in names})

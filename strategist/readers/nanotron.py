@@ -152,7 +152,7 @@ NANOTRON = Reader(
     title="nanotron",
     recognises=recognises,
     read=read,
-    profile="megatron-core",
+    profile="nanotron",
     says_gradients=True,
     model=_model,
 )

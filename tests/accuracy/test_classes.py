@@ -393,3 +393,93 @@ def test_a_type_of_node_brings_its_network() -> None:
     assert named.job.cluster.groups[0].node.name == "aws-p4d.24xlarge"
     assert named.job.cluster.slowest.gpu == card.job.cluster.slowest.gpu
     assert named.step_s > card.step_s
+
+
+@pytest.mark.parametrize(
+    ("framework", "profile"), [("nanotron 0.4", "nanotron"), ("OneFlow", "oneflow"), ("LiBai", "oneflow")]
+)
+def test_frameworks_of_their_own_have_habits_of_their_own(framework: str, profile: str) -> None:
+    """nanotron pads no vocabulary, OneFlow writes scores out; neither is what its techniques would make one think."""
+    found = _judged({"framework": framework, "tp": "2", "dp": "4", "zero_class": "0"}).job.profile
+    assert (found.name, found.pads_vocabulary, found.attention == "unfused") == (
+        profile, profile == "oneflow", profile == "oneflow"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "detail", ["chunked cross entropy", "Liger kernels", "FusedLinearCrossEntropy", "CEWithChunkedOutputLoss"]
+)
+def test_a_named_chunked_loss_counts(detail: str) -> None:
+    """Logits of a few tokens at a time take less room, and as much time or more; ranks that hold a part of the head do not do it."""
+    plain, chunked = _judged({}), _judged({"sharding_detail": detail})
+    assert chunked.peak_bytes < plain.peak_bytes
+    assert chunked.step_s >= plain.step_s
+    cut = {"tp": "2", "dp": "4"}
+    assert _judged({**cut, "sharding_detail": detail}).peak_bytes == _judged(cut).peak_bytes
+
+
+def test_embedding_and_loss_may_be_stages_of_their_own() -> None:
+    """Megatron counts each as a layer where it is told to: 94 layers go on 32 stages of 3 chunks, 93 do not."""
+    deep = {
+        **PIPELINE,
+        "gpus_total": "256",
+        "pp": "32",
+        "vp": "3",
+        "dp": "8",
+        "grad_accum": "32",
+        "global_batch_seqs": "256",
+    }
+    wide = {**deep, "model": "qwen3-235b-a22b", "hardware": "h200"}
+    assert not _judged({**wide, "layers": "94", "step_time_s": "60"}).skipped
+    assert "layers for pp 32 x vp 3" in _judged({**wide, "layers": "93"}).skipped
+
+
+def test_scripts_of_their_time_are_known_by_name() -> None:
+    """NVIDIA's pretraining of BERT sends its gradients after backward, its fine-tuning in between; Megatron-LM of 2019 has no fused softmax."""
+    bert = {
+        "model": "bert-base-uncased",
+        "model_kind": "encoder",
+        "seq_len": "128",
+        "precision": "fp16",
+        "zero_class": "0",
+        "gpus_total": "16",
+    }
+    bert = {
+        **bert,
+        "hardware": "v100-sxm2-16gb",
+        "dp": "16",
+        "global_batch_seqs": "16",
+        "inter_node": "IB 1x100 Gb/s EDR per node",
+    }
+    once, along = (
+        _judged({**bert, "framework": f"DeepLearningExamples {script}"})
+        for script in ("run_pretraining.py", "run_squad.py")
+    )
+    assert (once.job.profile.hides, along.job.profile.hides) == ((), ("gradients",))
+    assert once.step_s > along.step_s
+    old, new = (
+        _judged({"framework": name, "zero_class": "0"}).job.profile
+        for name in ("DeepSpeed Megatron-LM v0.2", "Megatron-DeepSpeed")
+    )
+    assert (old.kernels.name, new.kernels.name) == ("eager-composite", "megatron-deepspeed")
+
+
+def test_an_encoder_that_is_fine_tuned_has_no_vocabulary() -> None:
+    """BERT with a head for classes or answers multiplies by no table of tokens, whether the catalogue knows it or the row describes it."""
+    bert = {
+        "model": "bert-base-uncased",
+        "model_kind": "encoder",
+        "seq_len": "128",
+        "framework": "HF Trainer",
+        "zero_class": "0",
+    }
+    tuned, pretrained = (_judged({**bert, "task": task}) for task in ("sft", "pretrain"))
+    assert tuned.job.model.vocab == 2
+    assert pretrained.job.model.vocab > 30_000
+    assert tuned.step_s < pretrained.step_s
+
+
+def test_the_card_of_marenostrum_is_no_h100_of_80_gigabytes() -> None:
+    """Its memory is half as fast and 64 GB."""
+    (gpu,) = {group.node.gpu for group in _judged({"hardware": "H100-SXM-64GB"}).job.cluster.groups}
+    assert (gpu.name, gpu.memory_Bps < 2e12) == ("h100-hbm2e-64gb", True)

@@ -25,7 +25,7 @@ from strategist.planner.situation import one
 from strategist.space.grammar import parse_pins
 from strategist.space.traffic import Op
 from strategist.timing.collectives import cluster_tiers, links
-from strategist.timing.compute import attention_family, matmul_seconds
+from strategist.timing.compute import alignment, attention_family, matmul_seconds
 from strategist.timing.estimate import StepTimes, step_times
 from strategist.timing.rates import kept_share, large_share, matmul_rates, memory_Bps, share
 
@@ -139,6 +139,13 @@ def test_long_runs_do_not_beat_measured_products(name: str) -> None:
     assert bf16 <= 1.05 * (gpu.matmul_measured_FLOPs or 0.0)
     if gpu.fp8_FLOPs:
         assert bf16 < float(matmul_rates(gpu, "fp8").at(large, large)[0]) < gpu.fp8_FLOPs
+
+
+def test_products_of_fp32_do_not_wait_for_whole_rows() -> None:
+    """A head of 50,257 columns keeps its rate where no tensor cores multiply."""
+    gpu, odd, depth = gpu_by_id("v100-sxm2-32gb"), np.array([50257.0]), np.array([1024.0])
+    assert float(alignment(gpu, "fp32", odd, depth)[0]) == 1.0
+    assert float(alignment(gpu, "fp16", odd, depth)[0]) < 0.5
 
 
 def test_attention_follows_what_a_device_reaches() -> None:
