@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.held_out import (
+    LATER,
     MEMORY_RUNS,
     RUNS,
     SCORED,
@@ -107,6 +108,7 @@ def figures(plain: Sequence[Judged], shipped: Sequence[Judged]) -> dict[str, Any
         "held_out": held_out(time_errors(good)),
         "memory_held_out": memory_held_out(memory_errors((*good, *only))),
         "flagged": flagged(good),
+        "later": later(time_errors(good)),
         "points": points(good),
     }
 
@@ -118,6 +120,23 @@ def _without(judged: Sequence[Judged]) -> dict[str, Any]:
         "over_sources": over_sources(groups),
         "median": None if everything.time is None else _rounded(everything.time.median),
         "sources": {group.key["source"]: _rounded(group.time.median) for group in groups if group.time is not None},
+    }
+
+
+def later(known: Sequence[Error]) -> dict[str, Any]:
+    """Runs that were collected after the formulas, by source, under the factors that ship, and the share of them that lies inside the intervals
+    of all other runs."""
+    judged = [one for one in judge(read_runs(str(LATER)), shipped_factors()) if one.run["quality"] in SCORED]
+    everything, *groups = grouped(judged, ("source",))
+    own, errors = all_bounds(known), time_errors(judged)
+    limits = [nearest(own, error.places) for error in errors]
+    inside = [low <= error.value <= high for error, (low, high) in zip(errors, limits, strict=True)]
+    return {
+        "all": _summary(everything),
+        "over_sources": over_sources(groups),
+        "coverage": round(sum(inside) / len(inside), 3),
+        "verdicts": asdict(verdicts(judged)),
+        "sources": [{"source": group.key["source"], **_summary(group)} for group in groups],
     }
 
 

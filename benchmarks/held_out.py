@@ -25,6 +25,8 @@ from strategist.planner.write import ANYWHERE, Place, neighbourhoods
 
 RUNS = ROOT / "benchmarks/truth/training.csv"
 MEMORY_RUNS = ROOT / "benchmarks/truth/memory.csv"
+LATER = ROOT / "benchmarks/truth/later.csv"
+"""Runs that were collected after the formulas; no factor and no interval rests on them."""
 SCORED = ("A", "B")
 SPREAD = 0.0125
 """How far shipped factors may stray: docs/decisions/0149 and 0150 have what other spreads do to sources left out."""
