@@ -20,7 +20,7 @@ FORMS: tuple[dict[str, str], ...] = (
     {"--model": "gpt2", "--gpu": "rtx-4090", "--gpus-per-node": "6", "--nodes": "2", "--inter-bw": "10Gb/s"},
     {"--model": "gpt2", "--hardware": "lambda-8x-h100:2", "--global-batch": "64"},
     {"--model": "gpt2", "--hardware": "Lambda 8x H100:2", "--global-batch": "48"},
-    {"--model": "gpt2", "--hardware": "ws-4x-4090", "--global-batch": "8"},
+    {"--model": "gpt2", "--hardware": "ws-4x-4090", "--global-batch": "4"},
     {"--model": "gpt2", "--hardware": "FILE", "--global-batch": "8"},
     {"--model": "gpt2", "--hardware": "lambda-8x-h100:2", "--objective": "cost", "--global-batch": "64"},
     {"--model": "gpt2", "--hardware": "lambda-8x-h100:2", "--policy": "fastest", "--global-batch": "64"},
