@@ -153,13 +153,15 @@ def product_seconds(
     """Seconds of an (m, k) x (k, n) product of numbers of `number` bytes: the slower of its FLOPs at the measured rate and its
     bytes, broadcast. `read` is how many elements the first factor of a convolution has, whose rows share them: a product that is never
     written out (Chetlur et al. 2014, cuDNN, arXiv 1410.0759, section 3). Few channels at very many positions fill a device with tiles
-    as a square product of as many results does (NVIDIA: Matrix Multiplication Background User's Guide, section 3.1).
+    as a square product of as many results does (NVIDIA: Matrix Multiplication Background User's Guide, section 3.1). Dense products of fp32
+    use no tensor cores, which alone wait for whole rows (the same guide, section 2.1).
 
     Roofline: Williams et al. 2009 (Communications of the ACM 52(4)).
     """
     rates = matmul_rates(gpu, precision)
     rows, narrow = (m, np.minimum(n, k)) if read is None else (np.sqrt(m * n),) * 2
-    compute = 2.0 * m * n * k / (rates.at(rows, narrow) * alignment(gpu, precision, n, k))
+    waits = precision != "fp32" or read is not None
+    compute = 2.0 * m * n * k / (rates.at(rows, narrow) * (alignment(gpu, n, k) if waits else 1.0))
     traffic = number * ((m * k if read is None else read) + k * n + m * n) / memory_Bps(gpu)
     return np.maximum(compute, traffic)
 
@@ -168,11 +170,11 @@ _TENSOR_ROW = 8
 """Numbers of two bytes in the 16 bytes that rows must be multiples of for tensor cores."""
 
 
-def alignment(gpu: Gpu, precision: str, n: Reals, k: Reals) -> Reals:
+def alignment(gpu: Gpu, n: Reals, k: Reals) -> Reals:
     """The share of its rate that a product keeps when a row of its matrices does not fill whole 128-byte lines (64 numbers
-    of two bytes), or not even 16 bytes, broadcast. Products of fp32 numbers keep all of it: no tensor cores wait for whole rows. Source:
-    Anthony et al. 2024, arXiv 2401.14489, section VI; NVIDIA: Matrix Multiplication Background User's Guide, section 2.1."""
-    if gpu.vendor == "CPU" or precision == "fp32":
+    of two bytes), or not even 16 bytes, broadcast. Source: Anthony et al. 2024, arXiv 2401.14489, section VI; NVIDIA: Matrix
+    Multiplication Background User's Guide, section 2.1."""
+    if gpu.vendor == "CPU":
         return np.ones(np.broadcast_shapes(np.shape(n), np.shape(k)))
     lines = (np.mod(n, 64.0) == 0) & (np.mod(k, 64.0) == 0)
     rows = (np.mod(n, _TENSOR_ROW) == 0) & (np.mod(k, _TENSOR_ROW) == 0)

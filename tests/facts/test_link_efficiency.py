@@ -63,7 +63,7 @@ def test_latencies_are_a_line_through_the_measured_ones(key: tuple[str, str], ca
     assert row["base_us"] == pytest.approx(y_mean - slope * x_mean, abs=0.02)
 
 
-COUNTED = {
+COUNTED: dict[str, dict[int, tuple[int, ...]]] = {
     "pcie-host": {2: (2,), 4: (4, 8), 8: (4, 8)},
     "pcie-p2p": {2: (2,), 4: (4,), 8: (8,)},
 }

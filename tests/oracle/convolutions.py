@@ -70,7 +70,7 @@ def product_seconds(job: Job, images: float, own: list[Layer]) -> float:
         pixels, depth = images * each.then**2, each.k**2 * each.before
         side = sqrt(pixels * each.behind)
         flops = 2 * pixels * depth * each.behind
-        worked = flops / (rate_at(grid, side, side) * alignment(gpu, job.workload.precision, each.behind, depth))
+        worked = flops / (rate_at(grid, side, side) * alignment(gpu, each.behind, depth))
         read = images * each.before * each.wide**2
         total += max(worked, width * (read + depth * each.behind + pixels * each.behind) / memory_Bps(gpu))
     return total

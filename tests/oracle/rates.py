@@ -181,9 +181,9 @@ def rate_at(grid: Grid, m: float, narrow: float) -> float:
     return inside * max(small, 1e-4)
 
 
-def alignment(gpu: Gpu, precision: str, n: float, k: float) -> float:
-    """What a product keeps of its rate when its rows do not fill lines of 64 numbers; CPUs and fp32 do not mind."""
-    if gpu.vendor == "CPU" or precision == "fp32" or n % 64 == k % 64 == 0:
+def alignment(gpu: Gpu, n: float, k: float) -> float:
+    """What a product keeps of its rate when its rows do not fill lines of 64 numbers; CPUs do not mind."""
+    if gpu.vendor == "CPU" or n % 64 == k % 64 == 0:
         return 1.0
     return share("misaligned_share" if n % 8 == k % 8 == 0 else "unaligned_share", gpu)
 
@@ -191,6 +191,7 @@ def alignment(gpu: Gpu, precision: str, n: float, k: float) -> float:
 def matmul_seconds(gpu: Gpu, precision: str, compute: str, size: tuple[float, float, float]) -> float:
     """One (M x k)(k x n) product: its FLOP at the measured rate, or its bytes."""
     m, n, k = size
-    flops = 2 * m * n * k / (rate_at(grid_of(gpu, precision), m, min(n, k)) * alignment(gpu, precision, n, k))
+    kept = 1.0 if precision == "fp32" else alignment(gpu, n, k)
+    flops = 2 * m * n * k / (rate_at(grid_of(gpu, precision), m, min(n, k)) * kept)
     moved = BYTES[compute] * (m * k + k * n + m * n) / memory_Bps(gpu)
     return max(flops, moved)

@@ -20,7 +20,7 @@ FORMS: tuple[dict[str, str], ...] = (
     {"--model": "gpt2", "--gpu": "rtx-4090", "--gpus-per-node": "6", "--nodes": "2", "--inter-bw": "10Gb/s"},
     {"--model": "gpt2", "--hardware": "lambda-8x-h100:2", "--global-batch": "64"},
     {"--model": "gpt2", "--hardware": "Lambda 8x H100:2", "--global-batch": "48"},
-    {"--model": "gpt2", "--hardware": "ws-4x-4090", "--global-batch": "4"},
+    {"--model": "gpt2", "--hardware": "ws-4x-4090", "--global-batch": "2"},
     {"--model": "gpt2", "--hardware": "FILE", "--global-batch": "8"},
     {"--model": "gpt2", "--hardware": "lambda-8x-h100:2", "--objective": "cost", "--global-batch": "64"},
     {"--model": "gpt2", "--hardware": "lambda-8x-h100:2", "--policy": "fastest", "--global-batch": "64"},
@@ -62,9 +62,11 @@ def seconds_in(text: str) -> float:
     return float(number) * {"ms": 1e-3, "s": 1.0}[unit] * 1.01
 
 
+SLOW_A10G = {"format": "strategist-hardware/1", "gpu": "a10g", "gpus_per_node": 8, "intra_bw": "6GB/s"}
+SLOW_4090 = {"format": "strategist-hardware/1", "gpu": "rtx-4090", "gpus_per_node": 4, "intra_bw": "16GB/s"}
 SILENT: tuple[dict[str, Any], ...] = (
-    {"model": "llama-2-7b", "hardware": "aws-g5.48xlarge", "global_batch": 256, "seq_len": 2048},
-    {"model": "llama-3.2-3b", "hardware": "ws-4x-4090", "global_batch": 256, "seq_len": 2048},
+    {"model": "llama-2-7b", "hardware": SLOW_A10G, "global_batch": 256, "seq_len": 2048},
+    {"model": "llama-3.2-3b", "hardware": SLOW_4090, "global_batch": 256, "seq_len": 2048},
 )
 """Jobs whose preferred layout is slower on all machines than on some, while another family on all is faster than both."""
 

@@ -25,7 +25,7 @@ from strategist.planner.situation import one
 from strategist.space.grammar import parse_pins
 from strategist.space.traffic import Op
 from strategist.timing.collectives import cluster_tiers, links
-from strategist.timing.compute import alignment, attention_family, matmul_seconds
+from strategist.timing.compute import attention_family, matmul_seconds, product_seconds
 from strategist.timing.estimate import StepTimes, step_times
 from strategist.timing.rates import kept_share, large_share, matmul_rates, memory_Bps, share
 
@@ -142,10 +142,22 @@ def test_long_runs_do_not_beat_measured_products(name: str) -> None:
 
 
 def test_products_of_fp32_do_not_wait_for_whole_rows() -> None:
-    """A head of 50,257 columns keeps its rate where no tensor cores multiply."""
-    gpu, odd, depth = gpu_by_id("v100-sxm2-32gb"), np.array([50257.0]), np.array([1024.0])
-    assert float(alignment(gpu, "fp32", odd, depth)[0]) == 1.0
-    assert float(alignment(gpu, "fp16", odd, depth)[0]) < 0.5
+    """A head of 50,257 columns takes as long a column as one of 50,304 where no tensor cores multiply; a convolution of three colours does not."""
+    gpu, m, depth = gpu_by_id("v100-sxm2-32gb"), np.array([4096.0]), np.array([1024.0])
+
+    def slower(precision: str, odd: float, even: float, k: np.ndarray, read: np.ndarray | None = None) -> float:
+        number = 4.0 if precision == "fp32" else 2.0
+        one, other = (product_seconds(gpu, precision, number, m, np.array([n]), k, read) / n for n in (odd, even))
+        return float((one / other)[0])
+
+    assert slower("fp32", 50257.0, 50304.0, depth) == pytest.approx(1.0, rel=1e-3)
+    assert slower("fp16", 50257.0, 50304.0, depth) > 2.0
+    assert slower("fp32", 1023.0, 1024.0, np.array([147.0]), m) == pytest.approx(
+        1.0, rel=1e-3
+    )  # both wait: of 147 numbers no row is whole
+    assert float(product_seconds(gpu, "fp32", 4.0, m, depth, np.array([147.0]), m)[0]) > float(
+        product_seconds(gpu, "fp32", 4.0, m, depth, np.array([147.0]))[0]
+    )
 
 
 def test_attention_follows_what_a_device_reaches() -> None:
