@@ -149,9 +149,10 @@ def text_of(error: BaseException) -> str:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """What an error was raised from: torch wraps all that breaks in a pipeline's stage in an error of its own, with the shapes of its
-    tensors and without a word of the cause (PyTorch 2.13 torch/distributed/pipelining/_backward.py, stage_backward)."""
-    return _innermost(error.__cause__) if error.__cause__ else error
+    """What an error was raised from, as far as our own words: torch wraps all that breaks in a pipeline's stage in an error of its own, with
+    the shapes of its tensors and without a word of the cause (PyTorch 2.13 torch/distributed/pipelining/_backward.py, stage_backward)."""
+    cause = None if isinstance(error, StrategistError) else error.__cause__
+    return _innermost(cause) if cause else error
 
 
 def root_cause(failures: tuple[Failure, ...]) -> Failure:
