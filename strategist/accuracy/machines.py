@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
+from strategist.catalog import rows
 from strategist.errors import StrategistError
 from strategist.facts.clusters import cluster_from_flags
 from strategist.facts.gpus import find_gpu, gpu_row
@@ -30,6 +31,10 @@ _PORTS = re.compile(r"(\d+) ?x ?(?:[A-Za-z][\w-]* )*(\d+) ?Gb")
 _PER_NODE = re.compile(r"(\d+) Gb/s(?: measured)? per node")
 _PER_GPU = re.compile(r"(\d+) Gb/s (?:\(.*\) )?per GPU")
 _PAIR = re.compile(r"~ ?(\d+(?:\.\d+)?) GB/s")
+_LANES = re.compile(r"pcie ?(?:gen ?)?(\d)(?:\.0)? ?x ?(\d+)\b", re.IGNORECASE)
+"""A slot: its generation and its lanes, of whose rate collectives get the share that they get of any; a rate beside it is what somebody copied at."""
+_BRIDGE = re.compile(r"\bnvlink bridges?\b", re.IGNORECASE)
+"""Cards of a bus that are joined in pairs."""
 _SIZE = re.compile(r"[ _-](\d+) ?GB?\b")
 _MAKERS = re.compile(r"\b(?:NVIDIA|AMD|GeForce|Tesla|Instinct|OAM|DGX|HGX)\b ?", re.IGNORECASE)
 _FORM = re.compile(r"(?<=SXM)\d\b", re.IGNORECASE)
@@ -44,7 +49,7 @@ _BESIDE = re.compile(r" ?\b(?:HBM\d\w?|GDDR\d\w?|NVL\d+|GPUs?|Tensor Cores?)\b",
 class Machines:
     """What a row says of its machines, reduced to what makes a cluster. A run on a part of one node uses `gpus_per_node` of
     the `gpus_of_node` that it has. Where the row counts cards of several dies, each of which is a device, `devices_per_gpu` says how
-    many; all other numbers are of devices. `node` is the type of node that a row names in place of a card."""
+    many; all other numbers are of devices. `node` is the type of node that a row names in place of a card; cards `in_pairs` are bridged."""
 
     gpu: str
     gpus_per_node: int
@@ -55,6 +60,7 @@ class Machines:
     fabric: str | None
     devices_per_gpu: int = 1
     node: str = ""
+    in_pairs: bool = False
 
     @property
     def counted_gpus(self) -> float:
@@ -78,11 +84,12 @@ def machines_of(run: Run) -> Machines:
         gpus_per_node=per_node,
         gpus_of_node=of_node if stated else per_node,
         nodes=world // per_node,
-        intra_Bps=_pair_Bps(run),
+        intra_Bps=_lanes_Bps(run) or _pair_Bps(run),
         inter_Bps=_node_Bps(between, per_node),
         fabric=_fabric(between),
         devices_per_gpu=dies,
         node=node if node and of_node == node_by_id(node).gpus else "",
+        in_pairs=per_node % 2 == 0 and bool(_BRIDGE.search(run.get("intra_node", ""))),
     )
 
 
@@ -113,10 +120,18 @@ def _whole_nodes(machines: Machines) -> Cluster:
         found = cluster_from_flags(
             machines.gpu, machines.gpus_of_node, machines.nodes, intra_Bps=intra, inter_Bps=inter
         )
-        return found.cluster
+        return _bridged(found.cluster) if machines.in_pairs else found.cluster
     node = overridden(node_by_id(machines.node), Overrides(intra_Bps=intra, inter_Bps=inter))
     group = NodeGroup(node=spread_over_racks(node, machines.nodes), count=machines.nodes)
     return Cluster(groups=(group,), origin="catalogue")
+
+
+def _bridged(cluster: Cluster) -> Cluster:
+    """The same cards, in pairs where the catalogue joins them by nothing but a bus."""
+    group = cluster.groups[0]
+    is_bus = group.node.topology == "pcie-host"
+    node = replace(group.node, topology="nvlink-pairs", fast_domain=2) if is_bus else group.node
+    return replace(cluster, groups=(replace(group, node=node),))
 
 
 def _named(run: Run) -> tuple[str, str]:
@@ -182,6 +197,15 @@ def _first_known(names: tuple[str, ...]) -> tuple[str | None, str]:
             if problem.code == "AMBIGUOUS" and not several:
                 several = problem.message.rpartition(": ")[2].rstrip(".")
     return None, several
+
+
+def _lanes_Bps(run: Run) -> float | None:
+    """The rate of the slots that a row describes, one direction, by the catalogue's of sixteen lanes; None where it does not or nobody knows them."""
+    match = _LANES.search(run.get("intra_node", ""))
+    if match is None:
+        return None
+    nominal = next((row["nominal_GBps"] for row in rows("links") if row["id"] == f"nominal-pcie{match[1]}-x16"), None)
+    return None if nominal is None else nominal * 1e9 * int(match[2]) / 16
 
 
 def _pair_Bps(run: Run) -> float | None:

@@ -483,3 +483,21 @@ def test_the_card_of_marenostrum_is_no_h100_of_80_gigabytes() -> None:
     """Its memory is half as fast and 64 GB."""
     (gpu,) = {group.node.gpu for group in _judged({"hardware": "H100-SXM-64GB"}).job.cluster.groups}
     assert (gpu.name, gpu.memory_Bps < 2e12) == ("h100-hbm2e-64gb", True)
+
+
+@pytest.mark.parametrize(
+    ("words", "topology", "GBps"),
+    [
+        ("PCIe 4.0 x16", "pcie-host", 31.5),
+        ("PCIe Gen4 x8", "pcie-host", 15.75),
+        ("PCIe 4.0 x8, P2P disabled (~6 GB/s)", "pcie-host", 15.75),
+        ("PCIe3 x16", "pcie-host", 15.75),
+        ("PCIe", "pcie-host", 31.5),
+        ("NVLink bridge (NV4, ~56 GB/s p2p each way)", "nvlink-pairs", 56.0),
+    ],
+)
+def test_slots_and_bridges_are_read_off_what_joins_the_cards(words: str, topology: str, GBps: float) -> None:
+    """Generation and lanes make a slot's rate, whatever somebody copied at over it; a bridge makes a pair of two cards."""
+    pair = {"hardware": "RTX-3090Ti-24GB", "gpus_total": "2", "gpus_per_node": "2", "dp": "2", "global_batch_seqs": "2"}
+    node = _judged({**pair, "step_time_s": "60", "intra_node": words}).job.cluster.groups[0].node
+    assert (node.topology, node.intra_Bps) == (topology, pytest.approx(GBps * 1e9))
