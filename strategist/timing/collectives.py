@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, reduce
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from strategist.facts.tiers import tiers, tiers_by_kind
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Mask, Reals
 from strategist.space.traffic import Op, Place, every_rank
+from strategist.timing.rates import share
 
 FULL_BYTES = 2.0**22
 """Payload from which a collective fills the links. Source: collective_curves: on every NVLink machine what a collective takes
@@ -38,24 +40,37 @@ def cluster_tiers(cluster: Cluster) -> tuple[Tier, ...]:
     return tiers(cluster)
 
 
+class Costs(NamedTuple):
+    """Seconds of a collective: its start-up; to fill the links, which FULL_BYTES pay whole, fewer in proportion, and a send never; of the walk through
+    several nodes, which is paid unless words that each carry a flag start sooner and cost less, so much more per byte; and per payload byte."""
+
+    latency: Reals
+    fill: Reals
+    walk: Reals
+    flagged: Reals
+    per_byte: Reals
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Links:
     """What the ranks of every place get from the network, per mesh (M,): worked out once for all collectives."""
 
     sizes: Mapping[Place, Reals]
     columns: Mapping[Place, GroupColumns]
+    flagged_Bps: float
 
-    def seconds(self, op: Op, place: Place) -> tuple[Reals, Reals, Reals, Reals]:
-        """(start-up seconds, seconds to fill the links, seconds of the walk, seconds per payload byte) of one collective, (M,) each; nothing
-        for a rank alone. A collective of FULL_BYTES pays the second whole, a smaller one in proportion; a send never does. One that
-        walks from rank to rank through several nodes pays the third, but no more than its bytes take: by a protocol that starts sooner and
-        sends a flag with every word it could do without."""
+    def seconds(self, op: Op, place: Place) -> Costs:
+        """What one collective takes, (M,) each; nothing for a rank alone."""
         n, link = self.sizes[place], self.columns[place]
         latency, per_byte = _op_costs(op, n, link)
         nothing = np.zeros_like(n)
         fill, walk = nothing if op == "send" else link.fill_s, link.walk_s if op in WALKS else nothing
-        every = latency, fill, walk, per_byte
-        return tuple(np.where(n > 1, cost, 0.0) for cost in every)  # type: ignore[return-value]
+        flagged = (
+            (n - 1.0) / np.maximum(n, 1.0) / np.minimum(link.ring_Bps / 2.0, self.flagged_Bps) - per_byte
+            if op in WALKS
+            else nothing
+        )
+        return Costs(*(np.where(n > 1, cost, 0.0) for cost in (latency, fill, walk, flagged, per_byte)))
 
     def leave(self, place: Place) -> Mask:
         """Whether the ranks of a place are on several nodes, (M,)."""
@@ -63,7 +78,7 @@ class Links:
 
 
 @remembered
-def costs(cluster: Cluster, op: Op, place: Place, meshes: Candidates) -> tuple[Reals, Reals, Reals, Reals]:
+def costs(cluster: Cluster, op: Op, place: Place, meshes: Candidates) -> Costs:
     """See `Links.seconds`."""
     return links(cluster, meshes).seconds(op, place)
 
@@ -98,7 +113,8 @@ def links(cluster: Cluster, meshes: Candidates) -> Links:
     every, rows = _columns(cluster, sizes, strides), len(meshes)
     parts = [GroupColumns._make(column[i * rows : (i + 1) * rows] for column in every) for i in range(len(ranks))]
     floats = {place: each.size.astype(np.float64) for place, each in ranks.items()}
-    return Links(floats, dict(zip(ranks, parts, strict=True)))
+    flagged_Bps = share("ring_flagged_GBps", cluster.slowest.gpu) * 1e9
+    return Links(floats, dict(zip(ranks, parts, strict=True)), flagged_Bps)
 
 
 def _columns(cluster: Cluster, sizes: Column, strides: Column) -> GroupColumns:
@@ -113,14 +129,14 @@ def _columns(cluster: Cluster, sizes: Column, strides: Column) -> GroupColumns:
 
 
 def _op_costs(op: Op, n: Reals, link: GroupColumns) -> tuple[Reals, Reals]:
-    share: Reals = (n - 1.0) / np.maximum(n, 1.0)
+    moved: Reals = (n - 1.0) / np.maximum(n, 1.0)
     if op == "send":
         return link.latency_s / np.maximum(n - 1.0, 1.0), 1.0 / link.send_Bps
     if op == "all_to_all":
-        return link.latency_s, share / link.all_to_all_Bps
+        return link.latency_s, moved / link.all_to_all_Bps
     if op == "all_reduce":
-        return 2.0 * link.latency_s, 2.0 * share / link.all_reduce_Bps
-    return link.latency_s, share / link.ring_Bps
+        return 2.0 * link.latency_s, 2.0 * moved / link.all_reduce_Bps
+    return link.latency_s, moved / link.ring_Bps
 
 
 def bus_bandwidth(cluster: Cluster) -> float:

@@ -31,6 +31,7 @@ from tests.oracle.parameters import (
     vocabulary,
 )
 from tests.oracle.ports import is_between_nodes, members_of_a_node
+from tests.oracle.rates import share
 from tests.oracle.routing import expected
 from tests.oracle.schedules import in_vain
 from tests.oracle.served import gone
@@ -91,7 +92,8 @@ def collective_seconds(cluster: Cluster, row: Row) -> float:
     a, moved = link.latency_s * row.pieces, S * (n - 1) / n
     filling = link.fill_s * min(row.pieces, S / (4 * 2**20))
     if row.op in ("all-gather", "reduce-scatter", "broadcast", "reduce"):
-        return a + filling + moved / link.ring_Bps + min(row.pieces * link.walk_s, moved / link.ring_Bps)
+        flagged = min(link.ring_Bps / 2, share("ring_flagged_GBps", cluster.slowest.gpu) * 1e9)
+        return a + filling + min(row.pieces * link.walk_s + moved / link.ring_Bps, moved / flagged)
     if row.op == "all-reduce":
         return 2 * a + filling + 2 * moved / link.all_reduce_Bps
     if row.op == "all-to-all" and row.to_nodes is not None:
