@@ -66,6 +66,7 @@ FITTED: Mapping[str, str] = {
     "rows of keeping, looked up in the frameworks' code because residuals of memory asked for it": "simumax-b200, megatron-lm-functional-tests, mosaicml-llm-foundry, bigscience-bloom-prequel, mli-transformers-benchmarks, pytorch-torchtitan, mist-aceso-artifact",
     "expandable_slack": "simumax-b200",
     "streams and idle blocks of reserved memory; unties, update_copies and adapters of litgpt; facts of rows corrected (benchmarks/truth/README.md)": "looked up because the residuals of pytorch-torchtitan, pytorch-torchao and litgpt-config-hub asked for it (no constant was set with them; the blocks from traces of our own program)",
+    "walks of rings through nodes, links through the host, profiles of nanotron, oneflow, megatron-2019 and ddp-apex-once, what rows say of old cards and trainers (docs/decisions/0197 to 0200)": "looked up because the residuals of later.csv, of internlm-internevo and of mli-transformers-benchmarks asked for it (no constant was set with them)",
     "profile and hooks of deepspeed-zero3, stages that take turns": "looked up because the residuals of deepspeed-blogs and bigscience-bloom-prequel asked for it (the hooks' time was measured on a CPU, before the rows of 254M came)",
 }
 """Constants of the catalogue that were set with these rows in sight; their sources' errors are not held out."""
