@@ -258,7 +258,7 @@ def test_one_node_less_than_the_least_is_too_late(nodes: int, share: float) -> N
 @pytest.mark.slow
 def test_as_many_nodes_as_may_be_had_are_asked() -> None:
     """Three nodes that are in time are found where at most three may be had, although no power of two is."""
-    alone = {"gpus": ("l40s",)}
+    alone = {"gpus": ("a10g",)}
     two, three = (next(m for m in answer(**alone, nodes=n).looked_at if m.nodes == n) for n in (2, 3))
     between = (two.run_seconds + three.run_seconds) / 2 / DAY
     assert three.run_seconds < two.run_seconds
