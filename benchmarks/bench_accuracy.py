@@ -20,7 +20,6 @@ from benchmarks.held_out import (
     LATER,
     MEMORY_RUNS,
     RUNS,
-    SCORED,
     Error,
     all_bounds,
     as_factors,
@@ -30,6 +29,7 @@ from benchmarks.held_out import (
     nearest,
     time_errors,
 )
+from benchmarks.held_out import scored as of_quality
 from benchmarks.record import circumstances, write
 from strategist.accuracy.judge import Judged, judge
 from strategist.accuracy.scores import Group, grouped, scored, verdicts
@@ -83,8 +83,8 @@ def measured() -> dict[str, Any]:
 
 def figures(plain: Sequence[Judged], shipped: Sequence[Judged]) -> dict[str, Any]:
     """Groups by source, points of the scatter plot; of runs by the formulas alone and under the factors that ship."""
-    bare = [one for one in plain if one.run["quality"] in SCORED]
-    good, seen = left_out(bare), [one for one in shipped if one.run["quality"] in SCORED]
+    bare, seen = of_quality(plain), of_quality(shipped)
+    good = left_out(bare)
     only = memory_only()
     everything, *groups = grouped(good, ("source",))
     by_source, lonely = {group.key["source"]: group for group in groups}, alone(good)
@@ -127,7 +127,7 @@ def _without(judged: Sequence[Judged]) -> dict[str, Any]:
 def later(known: Sequence[Error]) -> dict[str, Any]:
     """Runs that were collected after the formulas, by source, under the factors that ship, and the share of them that lies inside the intervals
     of all other runs."""
-    judged = [one for one in judge(read_runs(str(LATER)), shipped_factors()) if one.run["quality"] in SCORED]
+    judged = of_quality(judge(read_runs(str(LATER)), shipped_factors()))
     everything, *groups = grouped(judged, ("source",))
     own, errors = all_bounds(known), time_errors(judged)
     limits = [nearest(own, error.places) for error in errors]
@@ -143,7 +143,7 @@ def later(known: Sequence[Error]) -> dict[str, Any]:
 
 def memory_only() -> list[Judged]:
     """Runs of which only the memory was published, of quality A and B."""
-    return [one for one in judge(read_runs(str(MEMORY_RUNS))) if one.run["quality"] in SCORED]
+    return of_quality(judge(read_runs(str(MEMORY_RUNS))))
 
 
 def memory_by_source(judged: Sequence[Judged]) -> list[dict[str, Any]]:

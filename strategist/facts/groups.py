@@ -177,7 +177,7 @@ def _at_tier(tier: Tier, place: _Place) -> GroupColumns:
     nominal = rate if tier.cuts else below * tier.device_Bps
     reduced = np.where((within == size) | (in_switch == 0), reduce, ring)
     exchanged, leaves = _exchange_rate(tier, place, nominal) * exchange, level_of(tier.kind) == NETWORK
-    steps, domains = size / below - size / within, size / within
+    steps = size / below - size / within
     return GroupColumns(
         Bps=nominal,
         tier=np.zeros_like(size),
@@ -188,7 +188,7 @@ def _at_tier(tier: Tier, place: _Place) -> GroupColumns:
         all_to_all_Bps=exchanged,
         send_Bps=(nominal if tier.port_Bps is None else np.minimum(nominal, tier.port_Bps)) * ring,
         fill_s=np.zeros_like(fill) if leaves else fill,
-        walk_s=(steps if leaves else domains - 1.0) * fill,
+        walk_s=(steps if leaves else size / within - 1.0) * fill,
         leave=np.full(len(size), leaves),
         between_Bps=exchanged if leaves else np.full(len(size), np.inf),
         inside=below,

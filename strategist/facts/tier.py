@@ -41,7 +41,7 @@ class Share:
 
     `ring` holds for all-gather, reduce-scatter and send/receive; `all_reduce` includes reduction in the switch where
     `in_switch` is set and then only for groups inside one domain; `all_to_all` is its own. A message that fills the links
-    takes `fill_s` longer than start-up and bytes: small ones go by protocols that start sooner.
+    takes `fill_s` longer than start-up and bytes, between nodes for each step to the next: small ones go by protocols that start sooner.
     """
 
     gpus: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -122,25 +123,18 @@ def build_code(plan: Plan, kind: str) -> str:
 
 def fail_on(plan: Plan, rank: int) -> str:
     """Train, but let `rank` raise in its second step; the verdict that this rank arrives at."""
-    from strategist.executor.train import train
 
     def stumble(number: int, _result: object) -> None:
         if dist.is_initialized() and dist.get_rank() == rank and number == 0:
             raise ValueError("the data of this rank are gone")
 
-    try:
-        train(plan, STEPS, on_step=stumble)
-    except StrategistError as error:
-        return f"{error.code}: {error.message}"
-    return ""
+    return _verdict(plan, stumble)
 
 
 def fail_within(plan: Plan, rank: int, phase: str) -> str:
     """Train, but let `rank` raise inside of a pipeline's stage in the second step (the first one finds out the shapes); the verdict that
     this rank arrives at."""
     from torch.nn.modules import module as hooks
-
-    from strategist.executor.train import train
 
     done: list[int] = []
 
@@ -150,8 +144,15 @@ def fail_within(plan: Plan, rank: int, phase: str) -> str:
 
     when = {"forward": hooks.register_module_forward_pre_hook, "backward": hooks.register_module_full_backward_pre_hook}
     when[phase](stumble)
+    return _verdict(plan, lambda number, _: done.append(number))
+
+
+def _verdict(plan: Plan, on_step: Callable[[int, Any], None]) -> str:
+    """What training ends with, in words; nothing where it ends well."""
+    from strategist.executor.train import train
+
     try:
-        train(plan, STEPS, on_step=lambda number, _: done.append(number))
+        train(plan, STEPS, on_step=on_step)
     except StrategistError as error:
         return f"{error.code}: {error.message}"
     return ""
