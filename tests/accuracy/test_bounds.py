@@ -65,6 +65,7 @@ def written(folder: Path, off: tuple[float, ...]) -> str:
 ASKED = {"model": "llama-3-8b", "hardware": "dgx-h100"}
 
 
+@pytest.mark.slow
 def test_intervals_are_those_of_ones_own_runs(tmp_path: Path) -> None:
     """Steady runs narrow the interval of a plan and erratic ones widen it; the plan keeps it in its file, and other devices keep theirs."""
 

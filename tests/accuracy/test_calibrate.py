@@ -158,6 +158,7 @@ def test_slopes_of_a_fit_are_those_of_its_errors() -> None:
         assert grown == pytest.approx(slopes[:, part], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_each_fit_is_heard_of() -> None:
     """One to all runs and one without each group, for every spread; what is found does not depend on who listens."""
     heard: list[tuple[int, int]] = []
@@ -167,6 +168,7 @@ def test_each_fit_is_heard_of() -> None:
     assert found == calibrate(measured(TRUE))
 
 
+@pytest.mark.slow
 def test_the_order_of_runs_does_not_matter() -> None:
     """A table read backwards gives the same factors."""
     runs_ = measured(TRUE)
@@ -278,6 +280,7 @@ def test_runs_of_one_kind_are_refused() -> None:
         calibrate(judge([{**RUN, "id": str(n)} for n in range(12)]))
 
 
+@pytest.mark.slow
 def test_a_plan_uses_a_calibration_and_says_so(tmp_path: Path) -> None:
     """--calibration changes the predicted step of plan, predict and accuracy, and the assumption names the factors."""
     path = tmp_path / "calibration.json"
@@ -309,6 +312,7 @@ def test_a_plan_uses_a_calibration_and_says_so(tmp_path: Path) -> None:
     assert in_python.time.step_ns == fitted["time"]["step_ns"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "code"),
     [
@@ -396,6 +400,7 @@ def test_a_calibration_and_none_contradict_each_other(tmp_path: Path) -> None:
     assert caught.value.code == "TYPE"
 
 
+@pytest.mark.slow
 def test_a_run_that_factors_do_not_explain_is_named(tmp_path: Path) -> None:
     """One run in ten times its time moves no factor by more than a fiftieth, and is named with its ratio; skipped rows are counted."""
     sound = measured(TRUE)
@@ -419,6 +424,7 @@ def test_a_table_in_milliseconds_is_no_calibration(tmp_path: Path) -> None:
     assert "24 of them because: the row contradicts itself" in " ".join(refused.err.split())
 
 
+@pytest.mark.slow
 def test_factors_that_help_nowhere_are_not_made(tmp_path: Path) -> None:
     """Labs whose runs are off in ways that have nothing in common, 10 % up and down in turn: what ships stays, and the report says that nothing helps."""
     off = (1.1, 0.9, 1.08, 0.92)

@@ -84,6 +84,7 @@ def test_texts_are_clean(target: str) -> None:
     assert seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", NAMES)
 def test_equal_plans_have_equal_files(target: str) -> None:
     """The same plan and options give the same bytes."""

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,6 +72,7 @@ def assert_answered(values: Any) -> None:
     assert "\x1b" not in shape.name + "".join(shape.notes)
 
 
+@pytest.mark.slow
 @examples(400)
 @given(mutated())
 def test_mutated_configurations_are_answered(values: dict[str, Any]) -> None:
@@ -78,6 +80,7 @@ def test_mutated_configurations_are_answered(values: dict[str, Any]) -> None:
     assert_answered(values)
 
 
+@pytest.mark.slow
 @examples(200)
 @given(st.sampled_from(TYPES), st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=6), JUNK, max_size=12))
 def test_invented_configurations_are_answered(model_type: str, values: dict[str, Any]) -> None:

@@ -132,6 +132,7 @@ def _norms_ns(job: Job, a: Layout) -> float:
     return 1e9 * (1 + (a["pp"] - 1) / a["accumulation"]) * collective_seconds(job.cluster, row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", QUESTIONS)
 def test_tiling_never_saves_time(words: str) -> None:
     """Slices send the same bytes in more messages and compute the same products: a step takes as long or longer."""

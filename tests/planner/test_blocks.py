@@ -52,6 +52,7 @@ def test_blocks_are_the_space(job: dict[str, Any], at_once: int, most: int) -> N
     assert all((together[name] == column).all() for name, column in whole.columns.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job["model"])
 def test_a_search_in_blocks_finds_the_same(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts, examples of refusals and choices are those of a search of everything at once; what is kept is what no rule forbids and the

@@ -66,6 +66,7 @@ def test_every_target_is_a_front_end() -> None:
     assert [name for name in engines if frontend_named(name) is not None] == list(TARGETS)
 
 
+@pytest.mark.slow
 @PROPERTIES.holds(15, questions, targets)
 def test_a_plan_for_a_target_is_emitted_by_it(number: int, target: str) -> None:
     """Whatever is planned for a target is written by it without a refusal, and where our executor runs it, is not faster than what the

@@ -47,6 +47,7 @@ def codes(plan: Plan) -> set[str]:
     return {hint.code for hint in plan.hints}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "best"), [((2, 2), 2), ((3, 1), 3)])
 def test_a_switch_that_slow_links_leave_alone_is_a_part(nodes: tuple[int, ...], best: int) -> None:
     """Two switches with a slow link between them may leave one idle: the plan is then, to the nanosecond, that of the nodes behind the

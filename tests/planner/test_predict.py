@@ -115,6 +115,7 @@ def questions(draw: st.DrawFn) -> tuple[str, Any, str, dict[str, Any]]:
     )
 
 
+@pytest.mark.slow
 @CI
 @given(questions())
 def test_any_layout_on_any_machine_has_a_length_or_a_code(question: tuple[str, Any, str, dict[str, Any]]) -> None:

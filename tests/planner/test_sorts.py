@@ -36,6 +36,7 @@ def layouts(fields: dict[str, Any]) -> tuple[Any, Candidates]:
     return asked.job, every.where(np.arange(0, len(every), -(-len(every) // MOST)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_company_changes_no_ledger(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes by term, the worst stage and moment, host memory and the bound of every layout are those that it has where nothing is
@@ -74,6 +75,7 @@ def test_company_changes_no_time(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert np.array_equal(together.step, alone.step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_a_list_changes_no_ledger(name: str) -> None:
     """What is worked out once for a whole list, sizes of meshes and insides of layers, says of a layout what it says of it alone."""

@@ -38,6 +38,7 @@ def test_pins_hold_in_every_cell() -> None:
     assert all("tp=2" in layout for layout in layouts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [20, 80])
 def test_every_cell_is_shown_at_any_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each winner is printed however narrow the terminal is, and no line is wider than it."""

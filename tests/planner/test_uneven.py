@@ -127,6 +127,7 @@ def test_what_layouts_are_tried_by_is_what_they_cost() -> None:
             assert bound[place] <= priced(job, some.where(np.array([place])), shares).step_ns + ROUNDING_NS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize("number", range(len(HARDWARE)))
 def test_every_layout_costs_what_an_independent_derivation_says(number: int, zero: int) -> None:

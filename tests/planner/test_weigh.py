@@ -143,6 +143,7 @@ QUESTIONS = (
 """One where half of all layouts fit, one where few do, one where none does."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "hardware"), QUESTIONS)
 def test_the_same_layouts_fit_and_the_same_one_is_leanest(model: str, hardware: str) -> None:
     """Weighed behind the bound, the layouts that fit are those of a full weighing, with the same bytes, and so is the
