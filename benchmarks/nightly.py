@@ -1,8 +1,8 @@
 """The long suite: every test, generated cases tenfold; writes results/nightly.json.
 
 `python -m benchmarks.nightly [PYTEST_ARGUMENTS]`; further arguments go to pytest, and a run that was narrowed by them says so. The
-tests run folder by folder, and what a folder gave is written at once: after Ctrl-C the same command goes on, on the same commit, with
-the folders that are missing.
+tests run folder by folder, and what a folder gave is written at once with its date and commit: after Ctrl-C the same command goes on
+with the folders that lack a result of this commit, the oldest first, so that nights too short for all of them still come round.
 """
 
 from __future__ import annotations
@@ -44,18 +44,17 @@ STOPPED, NO_TESTS = 2, 5
 
 
 def nightly(arguments: Sequence[str], name: str = "nightly") -> int:
-    """Run the folders that the result lacks, write it after each, and return pytest's exit code of the last, or of the first that was not
-    well. Ctrl-C reaches pytest too, which ends; its folder is not counted, and no further one begins."""
+    """Run the folders without a result of this commit, the oldest results first, write the whole after each, and return pytest's exit
+    code of the first that was not well. Ctrl-C reaches pytest too, which ends; its folder is not counted, and no further one begins."""
     signal.signal(signal.SIGINT, _wait_for_pytest)
-    head = {**circumstances(PACKAGES), "arguments": list(arguments)}
-    done = known(head, name)
-    for part, paths in folders().items():
-        if part not in done:
-            found = _run(paths, arguments)
-            if found is None:
-                return STOPPED
-            done[part] = found
-            print(f"{part}: {', '.join(f'{found[how]} {how}' for how in ENDS)}; {write(name, {**head, **whole(done)})}")
+    head = circumstances(PACKAGES)
+    done = known(arguments, name)
+    for part in to_run(head, done):
+        found = _run(folders()[part], arguments)
+        if found is None:
+            return STOPPED
+        done[part] = {**head, **found}
+        print(f"{part}: {', '.join(f'{found[how]} {how}' for how in ENDS)}; {write(name, whole(arguments, done))}")
     return next((one["exit_code"] for one in done.values() if one["exit_code"] not in (0, NO_TESTS)), 0)
 
 
@@ -66,14 +65,22 @@ def folders(tests: Path = ROOT / "tests") -> dict[str, list[Path]]:
     return {".": sorted(tests.glob("test_*.py"))} | {name: [tests / name] for name in inside}
 
 
-def known(head: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    """What an earlier run of the same arguments on the same commit gave by folder; nothing where a file was changed since."""
-    if head["changed_files"] or not (RESULTS / f"{name}.json").exists():
-        return {}
-    before = read(name)
-    same = all(before.get(key) == head[key] for key in ("commit", "changed_files", "versions", "arguments"))
-    parts: dict[str, dict[str, Any]] = before.get("folders", {})
-    return parts if same else {}
+def known(arguments: Sequence[str], name: str) -> dict[str, dict[str, Any]]:
+    """What the last run of each folder with these arguments gave, and on which commit; folders that are gone are left out."""
+    before = read(name) if (RESULTS / f"{name}.json").exists() else {}
+    parts: dict[str, dict[str, Any]] = before.get("folders", {}) if before.get("arguments") == list(arguments) else {}
+    return {part: found for part, found in parts.items() if part in folders()}
+
+
+def to_run(head: Mapping[str, Any], done: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The folders whose result is none of this commit and these versions, those never run first and then by age."""
+    same = ("commit", "changed_files", "versions")
+    fresh = {
+        part for part, one in done.items() if not head["changed_files"] and all(one[key] == head[key] for key in same)
+    }
+    return sorted(
+        (part for part in folders() if part not in fresh), key=lambda part: done.get(part, {}).get("date", "")
+    )
 
 
 def _run(paths: Iterable[Path], arguments: Sequence[str]) -> dict[str, Any] | None:
@@ -89,10 +96,13 @@ def _wait_for_pytest(number: int, frame: object) -> None:
     """Nothing: a handler of our own, unlike SIG_IGN, is not inherited by pytest."""
 
 
-def whole(done: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The counts of all folders together, which are missing, and each folder's own."""
+def whole(arguments: Sequence[str], done: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The counts of all folders together, which are missing, the commits that they ran on, and each folder's own."""
     seconds = {name: value for one in done.values() for name, value in one["longest"].items()}
     return {
+        "arguments": list(arguments),
+        "dates": sorted({one["date"] for one in done.values()}),
+        "commits": sorted({one["commit"] for one in done.values()}),
         "missing": [part for part in folders() if part not in done],
         **{how: sum(one[how] for one in done.values()) for how in (*ENDS, "seconds")},
         "longest": _longest(seconds),

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.bench_calculon import require_checkout
 from benchmarks.bench_search import FIRST, JOBS, dropped
 from benchmarks.bench_startup import BARS, NOTHING, figures, paired, run
-from benchmarks.nightly import counts, folders, known, whole
+from benchmarks.nightly import counts, folders, known, to_run, whole
 from benchmarks.record import read, write
 from strategist.emitters import EMITTERS
 from tests.cli.bad_inputs import APART, OWED, corpus
@@ -131,24 +131,24 @@ def test_the_folders_of_the_nightly_run_are_all_tests() -> None:
 
 
 def test_the_nightly_run_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a folder gave counts for the same commit, versions and arguments, and for nothing else; what was not run is named."""
+    """What a folder gave is kept with its commit; it runs again on another commit or other versions, after those that never ran."""
     monkeypatch.setattr("benchmarks.record.RESULTS", tmp_path)
     monkeypatch.setattr("benchmarks.nightly.RESULTS", tmp_path)
-    head = {"commit": "a", "changed_files": 0, "versions": {"torch": "2"}, "arguments": []}
-    counted = {
-        "passed": 2,
-        "failed": 1,
-        "error": 0,
-        "skipped": 0,
-        "seconds": 3,
-        "longest": {"t": 2},
-        "not_passed": ["u"],
-    }
-    assert known(head, "night") == {}
-    write("night", {**head, **whole({"cli": counted})})
-    assert known(head, "night") == {"cli": counted}
-    assert json.loads((tmp_path / "night.json").read_text(encoding="utf-8"))["missing"] == [
-        part for part in folders() if part != "cli"
+    head = {"date": "2026-01-02", "commit": "a", "changed_files": 0, "versions": {"torch": "2"}}
+    counted = {**dict.fromkeys(("passed", "failed", "error", "skipped"), 1), "seconds": 3, "longest": {"t": 2}}
+    one = {**head, **counted, "not_passed": ["u"]}
+    assert known([], "night") == {}
+    assert to_run(head, {}) == list(folders())
+    write("night", whole([], {"cli": one, "gone": one}))
+    done = known([], "night")
+    assert done == {"cli": one}
+    assert known(["-x"], "night") == {}
+    others = [part for part in folders() if part != "cli"]
+    assert json.loads((tmp_path / "night.json").read_text(encoding="utf-8"))["missing"] == others
+    assert to_run(head, done) == others
+    for other in ({"commit": "b"}, {"versions": {"torch": "3"}}, {"changed_files": 1}):
+        assert to_run({**head, **other}, done) == [*others, "cli"]
+    assert to_run({**head, "commit": "b"}, {**done, others[0]: {**one, "date": "2026-01-01"}})[-2:] == [
+        others[0],
+        "cli",
     ]
-    for other in ({"commit": "b"}, {"versions": {"torch": "3"}}, {"arguments": ["-x"]}, {"changed_files": 1}):
-        assert known({**head, **other}, "night") == {}
