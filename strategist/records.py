@@ -177,8 +177,9 @@ class _Described:
 
 
 def _initialiser(cls: type, notes: _Notes) -> Any:
-    names, positional, defaults, makers, _ = notes
+    names, positional = notes.names, notes.positional
     put = object.__setattr__
+    allowed = frozenset(names)
     count = len(names) if names == positional else -1
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - becomes the method of that name
@@ -186,19 +187,35 @@ def _initialiser(cls: type, notes: _Notes) -> Any:
             for name, value in zip(names, args, strict=True):
                 put(self, name, value)
             return
-        if len(args) > len(positional):
-            raise TypeError(f"{cls.__name__}() takes {len(positional)} positional arguments, not {len(args)}")
-        given = dict(zip(positional, args, strict=False))
-        for name in kwargs:
-            if name in given or name not in names:
-                raise TypeError(f"{cls.__name__}() got an unknown or repeated argument {name!r}")
-        values = defaults | {name: make() for name, make in makers.items() if name not in kwargs} | given | kwargs
+        if args:
+            kwargs |= _by_name(cls, positional, args, kwargs)
+        if not kwargs.keys() <= allowed:
+            raise TypeError(f"{cls.__name__}() got an unknown argument {min(kwargs.keys() - allowed)!r}")
+        if len(kwargs) < len(names):
+            kwargs = _with_defaults(cls, notes, kwargs)
         for name in names:
-            if name not in values:
-                raise TypeError(f"{cls.__name__}() lacks the argument {name!r}")
-            put(self, name, values[name])
+            put(self, name, kwargs[name])
 
     return __init__
+
+
+def _by_name(cls: type, positional: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Positional arguments by the names of their fields."""
+    if len(args) > len(positional):
+        raise TypeError(f"{cls.__name__}() takes {len(positional)} positional arguments, not {len(args)}")
+    given = dict(zip(positional, args, strict=False))
+    if not given.keys().isdisjoint(kwargs):
+        raise TypeError(f"{cls.__name__}() got the argument {min(given.keys() & kwargs)!r} twice")
+    return given
+
+
+def _with_defaults(cls: type, notes: _Notes, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All fields: those given, and the defaults of the others."""
+    made = {name: make() for name, make in notes.makers.items() if name not in kwargs}
+    values = notes.defaults | made | kwargs
+    if len(values) < len(notes.names):
+        raise TypeError(f"{cls.__name__}() lacks the argument {min(set(notes.names) - values.keys())!r}")
+    return values
 
 
 def _values_of(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:

@@ -10,7 +10,7 @@ from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.catalog import rows
 from strategist.errors import StrategistError
 from strategist.facts.clusters import cluster_from_flags
-from strategist.facts.gpus import find_gpu, gpu_row
+from strategist.facts.gpus import gpu_row, possible_gpus
 from strategist.facts.hardware import Cluster, Node, NodeGroup
 from strategist.facts.machines import Overrides, overridden, part_of, spread_over_racks
 from strategist.facts.nodes import find_node, node_by_id
@@ -191,11 +191,10 @@ def _first_known(names: tuple[str, ...]) -> tuple[str | None, str]:
     """The card that the first known name stands for; none, and the cards that the first unclear one may be, where no name stands for one."""
     several = ""
     for name in names:
-        try:
-            return find_gpu(name).value.name, ""
-        except StrategistError as problem:  # the next spelling is asked
-            if problem.code == "AMBIGUOUS" and not several:
-                several = problem.message.rpartition(": ")[2].rstrip(".")
+        choices = possible_gpus(name)
+        if len(choices) == 1:
+            return choices[0], ""
+        several = several or ", ".join(choices)
     return None, several
 
 

@@ -7,9 +7,9 @@ from functools import cache
 from typing import Literal
 
 from strategist.catalog import Row, rows
-from strategist.errors import ImpossibleError, InputError
+from strategist.errors import ImpossibleError
 from strategist.facts.hardware import Basis, Gpu
-from strategist.facts.lookup import Found, Names, fold, resolve, words
+from strategist.facts.lookup import Found, Names, fold, possible, resolve, words
 from strategist.units import MIB
 
 REPORTED_SHARE = 0.98
@@ -31,16 +31,23 @@ _BRANDS = {"nvidia": "NVIDIA", "geforce": "NVIDIA", "tesla": "NVIDIA", "amd": "A
 def find_gpu(name: str, flag: str = "--gpu") -> Found[Gpu]:
     """The device called `name`, with or without its vendor's brands. Raises InputError UNKNOWN_GPU, AMBIGUOUS, EMPTY or CONTROL_CHAR."""
     names = gpu_names(flag)
-    try:
-        found = resolve(name, names)
-    except InputError as unknown:
-        bare, vendors = _without_brands(name)
-        if unknown.code != "UNKNOWN_GPU" or not (bare and vendors):
-            raise
-        found = resolve(bare, names)
-        if vendors != {gpu_row(found.value)["vendor"]}:
-            raise
+    found = resolve(_as_listed(name, names), names)
     return Found(gpu_by_id(found.value), found.assumed)
+
+
+def possible_gpus(name: str) -> tuple[str, ...]:
+    """The devices that `name` may stand for: one where `find_gpu` finds it, several where it is not clear which, none where it is unknown."""
+    names = gpu_names("--gpu")
+    return possible(_as_listed(name, names), names)
+
+
+def _as_listed(name: str, names: Names) -> str:
+    """`name`, without the brands that it begins with where no row is called so; with them where its only row is another vendor's."""
+    bare, vendors = _without_brands(name)
+    if not (bare and vendors) or possible(name, names):
+        return name
+    found = possible(bare, names)
+    return name if len(found) == 1 and vendors != {gpu_row(found[0])["vendor"]} else bare
 
 
 def _without_brands(name: str) -> tuple[str, set[str]]:

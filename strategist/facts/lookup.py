@@ -63,23 +63,9 @@ def resolve(name: str, names: Names) -> Found[str]:
     said = plain_text(name, names.flag)
     if len(said) > NAME_LIMIT:
         raise InputError("NAME_TOO_LONG", f"{names.flag} has more than {NAME_LIMIT} characters.", flag=names.flag, value=said, hint="Give a name.")  # fmt: skip
-    folded = fold(said)
-    if folded in names.exact:
-        return Found(names.exact[folded])
-    if folded in names.short:
-        return _assumed(said, names.short[folded], names)
-    return _fitting(said, folded, names)
-
-
-def _assumed(said: str, canonical: str, names: Names) -> Found[str]:
-    return Found(canonical, f"{names.noun} {shown(said)} was taken as {canonical}")
-
-
-def _fitting(said: str, folded: str, names: Names) -> Found[str]:
-    whole = _choices(folded, names, whole=True)
-    choices = whole or _choices(folded, names, whole=False)
+    choices = possible(said, names)
     if len(choices) == 1:
-        return _assumed(said, choices[0], names)
+        return Found(choices[0], None if fold(said) in names.exact else _assumed(said, choices[0], names))
     if choices:
         raise InputError(
             "AMBIGUOUS",
@@ -95,6 +81,19 @@ def _fitting(said: str, folded: str, names: Names) -> Found[str]:
         value=said,
         hint=f"{did_you_mean(said, names.parts)} `strategist catalog {names.table}` lists them.",
     )
+
+
+def possible(name: str, names: Names) -> tuple[str, ...]:
+    """The canonical names that `name` may stand for: one where it is known, several where it is not clear, none where it is unknown."""
+    folded = fold(name)
+    for known in (names.exact, names.short):
+        if folded in known:
+            return (known[folded],)
+    return tuple(_choices(folded, names, whole=True) or _choices(folded, names, whole=False))
+
+
+def _assumed(said: str, canonical: str, names: Names) -> str:
+    return f"{names.noun} {shown(said)} was taken as {canonical}"
 
 
 def _choices(folded: str, names: Names, *, whole: bool) -> list[str]:

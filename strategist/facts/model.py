@@ -160,8 +160,12 @@ def layer_sequence(shape: ModelShape) -> tuple[LayerKind, ...]:
     encoder = (LayerKind("attention", "dense"),) * shape.enc_layers
     experts = _expert_layers(shape)
     return encoder + tuple(
-        LayerKind(_mixer(shape, i), _ffn(shape, experts[i]), shape.enc_layers > 0) for i in range(shape.layers)
+        _kind(_mixer(shape, i), _ffn(shape, experts[i]), shape.enc_layers > 0) for i in range(shape.layers)
     )
+
+
+_kind = cache(LayerKind)
+"""One object for all layers of a sort: they are counted and compared over and over."""
 
 
 @cache
