@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 from strategist.accuracy.classes import (
     adapters_of,
@@ -220,7 +221,8 @@ def _modelled(run: Run) -> None:
 def _profile(run: Run, machines: Machines) -> Profile:
     said = f"{run.get('framework', '')} {run.get('precision', '')}"
     arch = gpu_by_id(machines.gpu).arch
-    profile = profile_of(said, arch) or profile_of(run.get("source", ""), arch) or _likely_profile(run)
+    called = partial(profile_of, arch=arch, is_flash=_calls_flash(run))
+    profile = called(said) or called(run.get("source", "")) or _likely_profile(run)
     profile = _under_deepspeed(run, profile)
     detail = run.get("sharding_detail", "")
     has_engine = _has_engine(run, profile)
@@ -289,7 +291,7 @@ def _attention(run: Run, profile: Profile, machines: Machines, *, has_engine: bo
     """Whether scores are written out, or which kernel is called, where the row says; the profile knows better than "flash". Silence about cards
     that are too old for such kernels means that scores are written out."""
     said, detail = run.get("attention_impl", "").lower(), run.get("sharding_detail", "")
-    if any(words in said for words in ("unfused", "no flash", "not flash")) or _WRITTEN_OUT.search(said):
+    if _writes_scores(said):
         return "unfused"
     if _FLASH_1.search(said):
         return "flash1"
@@ -302,6 +304,16 @@ def _attention(run: Run, profile: Profile, machines: Machines, *, has_engine: bo
         return "unfused"
     has_flash = "flash" in said or "sdpa" in said
     return "flash" if has_flash and profile.attention == "unfused" else None
+
+
+def _writes_scores(said: str) -> bool:
+    return any(words in said for words in ("unfused", "no flash", "not flash")) or bool(_WRITTEN_OUT.search(said))
+
+
+def _calls_flash(run: Run) -> bool:
+    """Whether a row says that flash attention is called."""
+    said = run.get("attention_impl", "").lower()
+    return "flash" in said and not _writes_scores(said)
 
 
 def _precision(run: Run) -> Precision:

@@ -107,6 +107,16 @@ def test_what_drives_a_new_chip_is_no_old_framework() -> None:
     assert [profile.name for profile in found if profile] == ["megatron-2021", "megatron-2021", "megatron-core"]
 
 
+@pytest.mark.parametrize(
+    ("said", "profile"),
+    [("", "megatron-2021"), ("unfused (no flash)", "megatron-2021"), ("FlashAttention 2", "megatron-core")],
+)
+def test_what_calls_flash_attention_is_no_old_framework(said: str, profile: str) -> None:
+    """Megatron-LM on Ampere whose row says flash attention is no release that lacks it."""
+    run = {"framework": "Megatron-LM", "attention_impl": said, "hardware": "A100-SXM-80GB", "gpu_mem_gb": "80"}
+    assert _judged(run).job.profile.name == profile
+
+
 def test_a_source_is_known_where_its_framework_is_not() -> None:
     """Submissions to MLPerf name a release of PyTorch or a driver; what they run is known by the benchmark."""
     said = {"framework": "PyTorch 2.9", "zero_class": "0"}
