@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 
 from strategist.accuracy.table import Run, Unexpressed, number, whole
 from strategist.catalog import rows
@@ -14,7 +16,7 @@ from strategist.facts.parameters import count
 from strategist.facts.sizes import is_size, shape_for_size
 from strategist.records import replace
 
-_REMARK = re.compile(r" ?\(.*\)| cut to .*| V\d .*")
+_REMARK = re.compile(r" ?\(.*\)| cut to .*")
 _SIZE = re.compile(r"[-_ ](\d+(?:\.\d+)?)(B|M)$", re.IGNORECASE)
 _FIRST_DENSE = re.compile(r"first (\d+) layers? dense")
 _FAR = 1.5
@@ -23,6 +25,8 @@ _FEW = 4
 """So many names are worth being asked which."""
 _ANSWERS = ("sft",)
 """What encoders are trained for with a head of their own in place of the vocabulary's."""
+_LOOSE = re.compile(r"\bv(?=\d)|\bmoe\b", re.IGNORECASE)
+"""What some pages put into a name that its makers do not: "Nemotron V3 Nano", "Qwen3 MoE 30B"."""
 _SAME = ("hidden", "heads", "kv_heads", "ffn_hidden")
 _ALIKE = ("model", "params_b", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "experts_active", "moe_ffn_hidden", "model_kind", "task", "seq_len")  # fmt: skip
 
@@ -59,11 +63,16 @@ def _catalogued(name: str) -> ModelShape | None:
     """The model of that size, or the only one with that name; names are tried until one is known."""
     if is_size(name):
         return _sized(name)
+    said = (name, " ".join(_LOOSE.sub("", name).split()))
+    called = next((found for found in map(rows_called, chain(*map(_spellings, said))) if len(found) == 1), None)
+    return None if called is None else shape_from_row(called[0])
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """A name, the only one of the catalogue that goes on where it ends, and it without a folder."""
     folded = name.lower().replace(" ", "-")
     longer = [row["name"] for row in rows("models") if row["name"].startswith(f"{folded}-")]
-    spellings = (name, *(longer if len(longer) == 1 else ()), name.replace("/", "-"))
-    called = next((found for found in map(rows_called, spellings) if len(found) == 1), None)
-    return None if called is None else shape_from_row(called[0])
+    yield from (name, *(longer if len(longer) == 1 else ()), name.replace("/", "-"))
 
 
 def _sized(size: str) -> ModelShape | None:
