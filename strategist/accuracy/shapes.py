@@ -17,7 +17,8 @@ from strategist.facts.sizes import is_size, shape_for_size
 from strategist.records import replace
 
 _REMARK = re.compile(r" ?\(.*\)| cut to .*")
-_SIZE = re.compile(r"[-_ ](\d+(?:\.\d+)?)(B|M)$", re.IGNORECASE)
+_SIZE = re.compile(r"[-_ ](\d+(?:\.\d+)?)(T|B|M)$", re.IGNORECASE)
+_SIZES = {"T": 1e12, "B": 1e9, "M": 1e6}
 _FIRST_DENSE = re.compile(r"first (\d+) layers? dense")
 _FAR = 1.5
 """A number of parameters so many times the catalogue's, or less of it, is another model's; names round theirs."""
@@ -100,7 +101,7 @@ def _total(run: Run) -> float | None:
     """Parameters, as the row or the name says."""
     stated, named = number(run, "params_b"), _SIZE.search(_REMARK.sub("", run["model"]))
     if stated is None and named is not None:
-        return float(named[1]) * (1e9 if named[2] in "bB" else 1e6)
+        return float(named[1]) * _SIZES[named[2].upper()]
     return None if stated is None else stated * 1e9
 
 

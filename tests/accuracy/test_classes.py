@@ -284,6 +284,7 @@ def test_a_card_that_nobody_described_is_no_other(name: str) -> None:
         ("BERT large", "bert-large-uncased"),
         ("Nemotron V3 Nano 30B (26.02)", "nemotron-3-nano-30b-a3b"),
         ("Qwen3 MoE 30B", "qwen3-30b-a3b"),
+        ("Kimi K2 1T", "kimi-k2"),
     ],
 )
 def test_models_are_known_by_their_usual_names(said: str, name: str) -> None:
