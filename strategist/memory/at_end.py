@@ -11,9 +11,9 @@ from strategist.memory.instant import END, NONE, UPDATE, Instant, added
 from strategist.memory.logits import held_logits_CS
 from strategist.memory.model_states import decoded_bytes, shards_state, turning_bytes_CS
 from strategist.memory.step import Step
-from strategist.space.candidates import Mask, Reals
+from strategist.space.candidates import Mask, Reals, total_of
 from strategist.space.shares import vocabulary_elements
-from strategist.space.traffic import COALESCED_BYTES
+from strategist.space.traffic import COALESCED_BYTES, terms_of_a_step_CS
 
 
 def ending(step: Step) -> tuple[Instant, ...]:
@@ -171,12 +171,14 @@ def _units_reduced(step: Step) -> tuple[tuple[Reals, Reals], ...]:
 
 
 def updating(step: Step) -> Instant:
-    """The update, and what it makes of all weights at once. Tied ends of a pipeline exchange their gradients; without units a rank's term of the
-    gradient of learned positions, under sequence parallelism, is there beside the sum."""
+    """The update, and what it makes of all weights at once. Tied ends of a pipeline exchange their gradients; the terms of gradients of weights
+    that tp ranks hold whole lie in one message before, where that is how they are added up; else, without units, a rank's term of the gradient of
+    learned positions, under sequence parallelism, is there beside the sum."""
     ends, shape, c = step.group.is_first | step.group.is_last, step.job.model, step.c
     table = vocabulary_elements(shape, c["tp"], np.where(c["zero"] >= 2, step.shards[:, 0], 1))
     theirs = step.trained * step.stored * on_stages(table, ends & step.piped & shape.tied)
-    sums = on_stages(~step.managed[:, 0] & (c["sequence_parallel"] > 0), step.group.is_first)
+    adds_once = step.job.profile.adds_terms == "step"
+    sums = on_stages(~step.managed[:, 0] & (c["sequence_parallel"] > 0), step.group.is_first) & (not adds_once)
     positions = step.trained * step.stored * shape.hidden * shape.pos_rows * (shape.pos == "learned")
     terms = {
         "gradients": step.settled + positions * sums,
@@ -188,13 +190,17 @@ def updating(step: Step) -> Instant:
         terms["temporaries"] = copies * _owned(step)
     elif step.job.profile.has_units and step.job.workload.optimizer == "adamw8bit":
         terms["temporaries"] = decoded_bytes(_owned(step)) * c.is_word("offload", "none")[:, None]
-    elif step.job.workload.optimizer == "muon":
-        turning = turning_bytes_CS(step.job, step.group)  # once the other end's gradient is gone
-        terms |= {
-            "pipeline_buffers": np.where(theirs < turning, 0.0, theirs),
-            "temporaries": np.where(theirs < turning, turning, 0.0),
-        }
-    return Instant(UPDATE, terms)
+    elif step.job.workload.optimizer == "muon":  # once the other end's gradient is gone
+        terms = _larger(terms, turning_bytes_CS(step.job, step.group))
+    return Instant(UPDATE, _larger(terms, terms_of_a_step_CS(step.job, step.group)) if adds_once else terms)
+
+
+def _larger(terms: dict[str, Reals], alone: Reals) -> dict[str, Reals]:
+    """The terms of the update with what is there before or behind its buffers, where that is the larger of the two."""
+    others = {name: terms.get(name, NONE) for name in ("pipeline_buffers", "temporaries")}
+    is_larger = total_of(others.values()) < alone
+    kept = {name: np.where(is_larger, 0.0, value) for name, value in others.items()}
+    return terms | kept | {"temporaries": np.where(is_larger, alone, kept["temporaries"])}
 
 
 def _owned(step: Step) -> Reals:

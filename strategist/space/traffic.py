@@ -360,13 +360,21 @@ def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
 
 
 def _terms_of_a_step(job: Job, group: Group) -> Iterator[Traffic]:
-    """One message with all of them, of which a rank of a ZeRO group has its part from ZeRO-2 on."""
+    """One message with all of them."""
+    payload = terms_of_a_step_CS(job, group)
+    if payload.any():
+        terms = stage_by_stage(payload)
+        yield Traffic("tp", "all_reduce", terms, 1.0 * (terms > 0), "tp", "nothing")
+
+
+def terms_of_a_step_CS(job: Job, group: Group) -> Reals:
+    """Bytes of one message with a rank's terms of the gradients of weights that every rank of tp holds whole, of which a rank of a ZeRO group
+    has its part from ZeRO-2 on, (C, S) or broadcast to it."""
     c = group.candidates
     own = np.where(c["zero"] >= 2, state_shards(c), 1)[:, None]
-    payload = sum((elements * count for elements, count in _held_whole(job.model, group)), np.zeros((1, 1)))
-    if payload.any():
-        terms = stage_by_stage(payload * BYTES[job.formats.gradient] / own)
-        yield Traffic("tp", "all_reduce", terms, 1.0 * (terms > 0), "tp", "nothing")
+    elements = sum((size * count for size, count in _held_whole(job.model, group)), np.zeros((1, 1)))
+    terms: Reals = elements * BYTES[job.formats.gradient] / own * (c["tp"] > 1)[:, None]
+    return terms
 
 
 def _held_whole(shape: ModelShape, group: Group) -> Iterator[tuple[int, Any]]:

@@ -15,6 +15,7 @@ from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import OURS, habits_of, saved_tensors
 from tests.oracle import adapters, compression, convolutions, served, turned
+from tests.oracle.held_whole import whole_weights
 from tests.oracle.parameters import (
     Held,
     dense_of_layer,
@@ -680,7 +681,8 @@ class Stage:
         tied = self.piped and self.job.model.tied and (self.begins or self.ends)
         table = vocabulary(self.job.model, self.a["tp"], self.n if self.zero >= 2 else 1)
         theirs = self.q * self.s * table if tied else 0.0
-        shape, sums = self.job.model, not self.units and self.a["sequence_parallel"] and self.begins
+        shape, once = self.job.model, self.job.profile.adds_terms == "step"
+        sums = not once and not self.units and self.a["sequence_parallel"] and self.begins
         twice = self.q * self.s * shape.hidden * shape.pos_rows if sums and shape.pos == "learned" else 0.0
         own = self.sharded.all if self.zero >= 1 else self.bare.all
         roots = self.job.profile.update_copies * self.q * self.s * own
@@ -689,6 +691,10 @@ class Stage:
         if self.job.workload.optimizer == "muon":  # matrices are turned once what the ends exchange is gone
             roots = turned.turning_bytes(self.job, self.a, self.stage, self.kinds)
             theirs, roots = (0.0, roots) if theirs < roots else (theirs, 0.0)
+        if once and self.a["tp"] > 1:  # all terms of weights that are held whole lie in one message before
+            here = sum(whole_weights(shape, self.a, self.stage, self.kinds))
+            line = BYTES[self.job.formats.gradient] * here / (self.n if self.zero >= 2 else 1)
+            theirs, roots = (0.0, line) if theirs + roots < line else (theirs, roots)
         terms = {"gradients": self.settled + twice, "activations": self.inputs, "pipeline_buffers": theirs}
         return 3, terms | {"temporaries": roots}
 

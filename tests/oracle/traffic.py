@@ -12,12 +12,13 @@ from strategist.facts.groups import GroupLink, group_bandwidth
 from strategist.facts.hardware import Cluster, PacedCluster
 from strategist.facts.job import Job
 from strategist.facts.layers import build_layer
-from strategist.facts.model import LayerKind, ModelShape, layer_sequence
+from strategist.facts.model import LayerKind, layer_sequence
 from strategist.facts.parameters import outer_parameters
 from strategist.facts.profile import BYTES
 from strategist.facts.tiers import tiers
 from strategist.records import replace
 from tests.oracle import adapters, compression, turned
+from tests.oracle.held_whole import whole_weights
 from tests.oracle.memory import busiest, is_plain, sequence_cut, tokens, uses_units
 from tests.oracle.parameters import (
     Held,
@@ -196,7 +197,7 @@ def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) ->
         yield Row("tp", "all-reduce", "", T * h * c, reductions, tp, 1)
     if is_last:
         yield Row("tp", "all-reduce", "", 4 * T, 3 * m, tp, 1)
-    whole_here = list(_whole_weights(job.model, layout, stage, kinds))
+    whole_here = list(whole_weights(job.model, layout, stage, kinds))
     if job.profile.adds_terms == "step":
         own = layout["dp_shard"] * layout["cp"] if layout["zero"] >= 2 else 1
         if whole_here:
@@ -206,25 +207,6 @@ def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) ->
     width, times = (c, m) if with_units else (BYTES[job.formats.parameter], 1)
     for elements in whole_here:
         yield Row("tp", "all-reduce", "", elements * width, times, tp, 1)
-
-
-def _whole_weights(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[float]:
-    """Elements of each weight that tensor parallelism leaves whole and whose gradient is a sum over its ranks."""
-    norms = {"layernorm": 2, "batchnorm": 2, "rmsnorm": 1, "layernorm_nobias": 1}.get(shape.norm, 0)
-    h, sequence = shape.hidden, layout["sequence_parallel"]
-    for kind in kinds:
-        routed = kind.ffn == "moe"
-        if sequence:
-            yield from [h] * (2 * norms + shape.o_bias + (shape.mlp_bias and not routed))
-        if routed and shape.moe is not None:
-            yield h * shape.moe.experts
-            yield from [h] * bool(shape.moe.shared_ffn and shape.moe.shared_gate)
-        if shape.qk_norm == "head":
-            yield from [shape.head_dim] * 2
-    if sequence and stage == last_stage(layout):
-        yield from [h] * norms
-    if sequence and stage == 0 and shape.pos == "learned" and shape.pos_rows:
-        yield h * shape.pos_rows
 
 
 def _context(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[Row]:
