@@ -106,6 +106,20 @@ class Scenario:
     imbalance: float = 1.0
 
 
+LEARNED = tuple(
+    Scenario(
+        f"{model}-2l-learned-{number}",
+        replace(load_model(model), layers=2),
+        512,
+        "bf16",
+        {"tp": 2, "sequence_parallel": 1} | layout,
+    )
+    for number, (model, layout) in enumerate(
+        (("gpt2-medium", {"dp_shard": 4, "zero": 1}), ("opt-1.3b", {"dp_shard": 4, "zero": 3}))
+    )
+)
+"""Learned positions, of whose gradient each rank of tp has a term where it sees its own tokens alone."""
+
 WEIGHTED = tuple(
     Scenario(f"{model}-{layers}l-weighted-{number}", replace(load_model(model), layers=layers), 1024, "bf16", layout)
     for number, (model, layers, layout) in enumerate(
@@ -351,12 +365,12 @@ EXPERTS_IN_TURN: tuple[tuple[str, int, int, int, str, Mapping[str, Any]], ...] =
 
 @cache
 def in_turn() -> tuple[Scenario, ...]:
-    """Experts one after the other in backward, and those that one rank alone has."""
+    """Experts one after the other in backward, and those that one rank alone has; all behind a router that the executor builds."""
     found = []
     for place, (name, chosen, dense, seq_len, precision, layout) in enumerate(EXPERTS_IN_TURN):
         shape = load_model(name)
         moe = shape.moe and replace(shape.moe, experts=8, top_k=chosen, layers=2 - dense, first_dense=dense)
-        few = replace(shape, layers=2, vocab=2048, max_seq=4096, moe=moe)
+        few = replace(shape, family="mixtral", layers=2, vocab=2048, max_seq=4096, moe=moe)
         found.append(Scenario(f"{name}-in-turn-{place}", few, seq_len, precision, layout))
     return tuple(found)
 

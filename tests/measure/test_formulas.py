@@ -26,6 +26,7 @@ from tests.measure.grid import (
     IN_A_V,
     IN_EIGHT_BITS,
     IN_PAIRS,
+    LEARNED,
     PARTLY,
     PEAK,
     PIPES,
@@ -136,6 +137,13 @@ def test_formulas_agree_with_the_program_of_weighted_stages(scenario: Scenario) 
     """So they do where the head takes layers from the last stage."""
     *others, last = (stage.layer_count for stage in plan_of(scenario).strategy.stages)
     assert last < min(others)
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
+
+
+@pytest.mark.parametrize("scenario", LEARNED, ids=lambda scenario: scenario.name)
+def test_formulas_agree_with_the_program_of_learned_positions(scenario: Scenario) -> None:
+    """So they do where the terms of gradients of weights that ranks of tp hold whole are added up when the step ends."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 

@@ -1,0 +1,27 @@
+"""Weights that tensor parallelism leaves whole on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from strategist.facts.model import LayerKind, ModelShape
+from tests.oracle.stages import Layout, last_stage
+
+
+def whole_weights(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[float]:
+    """Elements of each weight that tensor parallelism leaves whole and whose gradient is a sum over its ranks."""
+    norms = {"layernorm": 2, "batchnorm": 2, "rmsnorm": 1, "layernorm_nobias": 1}.get(shape.norm, 0)
+    h, sequence = shape.hidden, layout["sequence_parallel"]
+    for kind in kinds:
+        routed = kind.ffn == "moe"
+        if sequence:
+            yield from [h] * (2 * norms + shape.o_bias + (shape.mlp_bias and not routed))
+        if routed and shape.moe is not None:
+            yield h * shape.moe.experts
+            yield from [h] * bool(shape.moe.shared_ffn and shape.moe.shared_gate)
+        if shape.qk_norm == "head":
+            yield from [shape.head_dim] * 2
+    if sequence and stage == last_stage(layout):
+        yield from [h] * norms
+    if sequence and stage == 0 and shape.pos == "learned" and shape.pos_rows:
+        yield h * shape.pos_rows
