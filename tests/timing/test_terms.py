@@ -509,3 +509,18 @@ def test_stages_that_take_turns_wait_for_every_message() -> None:
     assert seconds(both, "pp") == pytest.approx(2.0 * seconds(each, "pp"))
     assert seconds(both, "tp") > seconds(each, "tp")
     assert seconds(both, "matmul") == seconds(each, "matmul")
+
+
+def test_named_modules_run_again_and_nothing_else() -> None:
+    """Selective recompute of the feed-forward part repeats its products, which are most of a layer's, and leaves attention alone; by its own
+    name attention alone runs again. NVIDIA/Megatron-LM: megatron/core/transformer/transformer_config.py, recompute_modules."""
+    layout, shape = "tp=4,dp=4,zero=1,recompute=selective", job().model
+    mlp, attention = (
+        timed(job(with_habits(find_profile("nemo"), redoes=(name,))), layout) for name in ("mlp", "core_attn")
+    )
+    plain = timed(job(find_profile("nemo")), "tp=4,dp=4,zero=1")
+    assert int(mlp.again["attention"][0]) == int(attention.again["matmul"][0]) == 0
+    heads = 2 * shape.hidden * (shape.heads + shape.kv_heads) * shape.head_dim
+    ffn = 3 * shape.hidden * shape.ffn_hidden
+    forward = seconds(plain, "matmul") / 3  # with the head, whose products do not run again
+    assert 0.8 < mlp.again["matmul"][0] / 1e9 / (forward * ffn / (ffn + heads)) < 1.0
