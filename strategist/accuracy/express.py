@@ -494,8 +494,12 @@ def _recompute(run: Run, profile: Profile) -> int:
 
 
 def _measured(run: Run, machines: Machines, batch: int) -> Measured:
-    """Step time as printed, else from a rate. Raises Unexpressed for a row without any figure, and for one whose figures contradict each other."""
+    """Step time as printed, else from a rate, of a batch of whole micro-batches. Raises Unexpressed for a row without any figure, and for one
+    whose figures contradict each other."""
     step, by_rate = number(run, "step_time_s"), _step_by_rate(run, machines, batch)
+    stated = whole(run, "global_batch_seqs") or batch
+    if step is not None and stated < batch:  # the last micro-batch is smaller, as Composer and Trainer allow
+        step *= batch / stated
     is_oom = switch_of(run, "oom") is True
     if step is not None and by_rate is not None and not 1 / _APART < step / by_rate[0] < _APART:
         raise Unexpressed(

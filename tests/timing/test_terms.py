@@ -375,7 +375,7 @@ def test_racks_are_taken_in_equal_parts() -> None:
 
 @pytest.mark.parametrize(
     ("words", "profile"),
-    [("NeMo 24.07", "nemo"), ("torchtitan", "fsdp2-compiled"), ("Megatron-LM 2021", "megatron-2021"), ("Megatron-DeepSpeed", "megatron-deepspeed"), ("composer+torch FSDP1 (llm-foundry)", "fsdp1"), ("cobol", None)],
+    [("NeMo 24.07", "nemo"), ("torchtitan", "fsdp2-compiled"), ("Megatron-LM 2021", "megatron-2021"), ("Megatron-DeepSpeed", "megatron-deepspeed"), ("composer+torch FSDP1 (llm-foundry)", "fsdp1"), ("composer 0.12.1 + torch FSDP1", "fsdp1-autocast"), ("composer 0.14.0", "fsdp1"), ("cobol", None)],
 )  # fmt: skip
 def test_frameworks_are_recognised_by_their_own_words(words: str, profile: str | None) -> None:
     """The most special row of the catalogue that a framework's name contains decides; unknown ones have no profile."""
