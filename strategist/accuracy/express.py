@@ -49,6 +49,8 @@ from strategist.timing.rates import peak_FLOPs, without_rate
 
 PLAIN = "hf-trainer"
 """The profile of a plain loop over modules of torch."""
+_REPLICATED = {"megatron-2022": "nemo-2022-replicas"}
+"""The profile of frameworks whose optimizer is another one where nothing is shared out."""
 RECOMPUTE = ("none", "selective", "full")
 _ZERO_GROUP = re.compile(r"(?:zero1=|FSDP group )(\d+)")
 """How many ranks share the state, where that is less than all."""
@@ -229,7 +231,7 @@ def _profile(run: Run, machines: Machines) -> Profile:
     said = f"{run.get('framework', '')} {run.get('precision', '')}"
     arch = gpu_by_id(machines.gpu).arch
     profile = profile_of(said, arch) or profile_of(run.get("source", ""), arch) or _likely_profile(run)
-    profile = _with_moments(run, _under_deepspeed(run, profile))
+    profile = _with_moments(run, _under_deepspeed(run, _replicated(run, profile)))
     detail = run.get("sharding_detail", "")
     has_engine = _has_engine(run, profile)
     fused = "fused" if has_engine or _FUSES.search(detail) else None
@@ -248,6 +250,12 @@ def _profile(run: Run, machines: Machines) -> Profile:
         cast_bytes=next((moved for word, moved in _SCALED if word in run.get("precision", "")), None),
         light="half-blocks" if _halves(run) else None,
     )
+
+
+def _replicated(run: Run, profile: Profile) -> Profile:
+    """The profile where every rank updates all weights in half precision with another optimizer than those that share them out."""
+    is_whole = run.get("zero_class", "") == "0" and precision_of(run) == "bf16"
+    return find_profile(_REPLICATED[profile.name]) if is_whole and profile.name in _REPLICATED else profile
 
 
 def _with_moments(run: Run, profile: Profile) -> Profile:

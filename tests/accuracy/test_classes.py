@@ -9,7 +9,7 @@ from strategist.accuracy.classes import precision_of, with_classes
 from strategist.accuracy.judge import Judged, judge
 from strategist.accuracy.table import Run, read_runs
 from strategist.facts.parameters import count
-from strategist.facts.profile import profile_of
+from strategist.facts.profile import BYTES, profile_of
 from tests.cli.harness import RUN
 
 PUBLISHED: tuple[Run, ...] = read_runs(str(RUNS))
@@ -521,3 +521,17 @@ def test_an_encoder_and_a_decoder_are_built_from_columns_where_both_see_as_many_
     assert _judged({**T5, "target_len": "512"}).case is not None
     for said in ({"target_len": "128"}, {"notes": "512 tokens to the encoder, 128 to the decoder"}):
         assert _judged({**T5, **said}).skipped == "targets of 128 tokens behind inputs of 512: both are taken as long"
+
+
+def test_nemo_frees_narrow_gradients_where_nothing_is_shared_out() -> None:
+    """NVIDIA/NeMo v1.10.0, optimizer_with_main_params.py: each is added to the master's in fp32 and let go of: 18 bytes a weight, not 20."""
+    said = {
+        "framework": "NeMo Megatron",
+        "precision": "bf16 (megatron O2)",
+        "recompute": "none",
+        "recompute_class": "none",
+    }
+    alone, shared = (_judged({**said, "zero_class": stage}).job.profile for stage in ("0", "1"))
+    for profile, held in ((alone, 18), (shared, 20)):
+        formats, states = profile.formats_for("bf16"), dict(profile.optimizer_state_bytes)["adamw"]
+        assert BYTES[formats.parameter] + BYTES[formats.gradient] + states == held
