@@ -511,6 +511,15 @@ def test_stages_that_take_turns_wait_for_every_message() -> None:
     assert seconds(both, "matmul") == seconds(each, "matmul")
 
 
+def test_recipes_that_are_measured_keep_what_they_say() -> None:
+    """Every performance recipe of Megatron-Bridge takes Transformer Engine's loss, which holds no logits in fp32; NeMo of 2024 has Megatron's."""
+    bridge, nemo = (profile_of(words) for words in ("Megatron-Bridge, NeMo container 25.11", "NeMo 24.07"))
+    assert bridge is not None
+    assert nemo is not None
+    assert (bridge.name, bridge.keeping.forward_float32) == ("nemo", 0)
+    assert (nemo.name, nemo.keeping.forward_float32) == ("nemo", 1)
+
+
 def test_named_modules_run_again_and_nothing_else() -> None:
     """Selective recompute of the feed-forward part repeats its products, which are most of a layer's, and leaves attention alone; by its own
     name attention alone runs again. NVIDIA/Megatron-LM: megatron/core/transformer/transformer_config.py, recompute_modules."""
