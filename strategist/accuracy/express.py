@@ -39,6 +39,7 @@ from strategist.facts.profile import (
     with_frozen_base,
     with_habits,
     with_narrow_weights,
+    with_states,
 )
 from strategist.facts.workload import Precision, Workload
 from strategist.memory.saved import REDONE
@@ -49,6 +50,8 @@ from strategist.timing.rates import peak_FLOPs, without_rate
 
 PLAIN = "hf-trainer"
 """The profile of a plain loop over modules of torch."""
+_REPLICATED = {"megatron-2022": "nemo-2022-replicas"}
+"""The profile of frameworks whose optimizer is another one where nothing is shared out."""
 RECOMPUTE = ("none", "selective", "full")
 _ZERO_GROUP = re.compile(r"(?:zero1=|FSDP group )(\d+)")
 """How many ranks share the state, where that is less than all."""
@@ -56,6 +59,7 @@ _SCALED = (("rowwise_with_gw_hp", 3.0), ("rowwise", 8.0))
 """Recipes of fp8 with a scale for every row, and the bytes that each element of a matrix' input moves to be cast: read and
 written once where the weight gradient stays in half precision, else also turned and cast again. Source: pytorch/ao:
 torchao/testing/training/roofline_utils.py, get_tensor_memory_traffic_ovhd_s."""
+_DECODES = re.compile(r"(\d+) (?:tokens )?to the decoder")
 _LONGEST = re.compile(r"longest example (\d+) tokens")
 _ENGINE = re.compile(r"\bTE\b|\bTransformer Engine\b")
 """Transformer Engine's modules, named among the techniques of a run or beside its framework."""
@@ -76,6 +80,11 @@ version not to Turing (Tri Dao in Dao-AILab/flash-attention issues 148 and 562; 
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_flash_attention_hardware_support)."""
 _PURE = re.compile(r"\b(?:pure|true)\b")
 """Weights, gradients and moments in the format of the products, as torch's model.to(torch.bfloat16) leaves them."""
+_NARROW_MOMENTS = re.compile(r"\b(?:bf16|bfloat16)\b[^;]*\bmoments?\b", re.IGNORECASE)
+"""Both moments of Adam in 16 bits beside wider masters (NVIDIA/Megatron-LM: --use-precision-aware-optimizer with --exp-avg-dtype and
+--exp-avg-sq-dtype bf16; DeepSeek-AI 2024, arXiv 2412.19437, section 3.3.3)."""
+_MOMENTS, _OF_16_BITS = 8.0, 4.0
+"""Bytes of both, per weight."""
 _FLASH_1 = re.compile(r"flash[ -]?att(?:entio)?n[ -]?(?:v ?)?1\b|\bfa-?1\b|\bflash ?v?1\b")
 _CHUNKED = re.compile(
     r"chunked (?:output |cross|loss)|cewithchunked|\bliger|linear ?cross ?entropy|cut cross", re.IGNORECASE
@@ -141,6 +150,7 @@ def express(run: Run) -> Case:
     machines = machines_of(run)
     profile = _profile(run, machines)
     shape = as_made(shape_of(run), profile)
+    _as_long(run, shape)
     run = _of_images(run, shape) if shape.is_convolutional else run
     profile = replace(profile, launches_wait=launches_wait(run, machines), reduce_bucket=0)  # no row states it
     layout = _layout(run, profile, machines)
@@ -223,7 +233,7 @@ def _profile(run: Run, machines: Machines) -> Profile:
     arch = gpu_by_id(machines.gpu).arch
     called = partial(profile_of, arch=arch, is_flash=_calls_flash(run))
     profile = called(said) or called(run.get("source", "")) or _likely_profile(run)
-    profile = _under_deepspeed(run, profile)
+    profile = _with_moments(run, _under_deepspeed(run, _replicated(run, profile)))
     detail = run.get("sharding_detail", "")
     has_engine = _has_engine(run, profile)
     fused = "fused" if has_engine or _FUSES.search(detail) else None
@@ -242,6 +252,19 @@ def _profile(run: Run, machines: Machines) -> Profile:
         cast_bytes=next((moved for word, moved in _SCALED if word in run.get("precision", "")), None),
         light="half-blocks" if _halves(run) else None,
     )
+
+
+def _replicated(run: Run, profile: Profile) -> Profile:
+    """The profile where every rank updates all weights in half precision with another optimizer than those that share them out."""
+    is_whole = run.get("zero_class", "") == "0" and precision_of(run) == "bf16"
+    return find_profile(_REPLICATED[profile.name]) if is_whole and profile.name in _REPLICATED else profile
+
+
+def _with_moments(run: Run, profile: Profile) -> Profile:
+    """The profile where a run names moments of 16 bits; the rest of its state is as wide as ever."""
+    state = dict(profile.optimizer_state_bytes)["adamw"]
+    is_narrow = state >= _MOMENTS and _NARROW_MOMENTS.search(run.get("optimizer", ""))
+    return with_states(profile, "adamw", state - _MOMENTS + _OF_16_BITS, 0.0) if is_narrow else profile
 
 
 def _under_deepspeed(run: Run, profile: Profile) -> Profile:
@@ -420,6 +443,16 @@ def _seq_len(run: Run) -> int:
     return int(longest[1]) if longest and not run.get("seq_len", "") and not _has_time(run) else needed(run, "seq_len")
 
 
+def _as_long(run: Run, shape: ModelShape) -> None:
+    """Raises Unexpressed for a decoder that works on other numbers of tokens than the encoder in front of it."""
+    said = _DECODES.search(run.get("notes", ""))
+    targets = int(said[1]) if said else whole(run, "target_len")
+    if shape.enc_layers and targets not in (None, whole(run, "seq_len")):
+        raise Unexpressed(
+            f"targets of {targets} tokens behind inputs of {run.get('seq_len', '')}: both are taken as long"
+        )
+
+
 def _of_images(run: Run, shape: ModelShape) -> Run:
     """The row of a network of convolutions, where an image is a sequence of one token; some write the side of images for a length."""
     if whole(run, "seq_len") not in (None, 1, dict(shape.extra)["image"]):
@@ -481,8 +514,12 @@ def _recompute(run: Run, profile: Profile) -> int:
 
 
 def _measured(run: Run, machines: Machines, batch: int) -> Measured:
-    """Step time as printed, else from a rate. Raises Unexpressed for a row without any figure, and for one whose figures contradict each other."""
+    """Step time as printed, else from a rate, of a batch of whole micro-batches. Raises Unexpressed for a row without any figure, and for one
+    whose figures contradict each other."""
     step, by_rate = number(run, "step_time_s"), _step_by_rate(run, machines, batch)
+    stated = whole(run, "global_batch_seqs") or batch
+    if step is not None and stated < batch:  # the last micro-batch is smaller, as Composer and Trainer allow
+        step *= batch / stated
     is_oom = switch_of(run, "oom") is True
     if step is not None and by_rate is not None and not 1 / _APART < step / by_rate[0] < _APART:
         raise Unexpressed(

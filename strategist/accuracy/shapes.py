@@ -124,7 +124,7 @@ def _stated(run: Run) -> ModelShape:
     for name in ("layers", "hidden", "heads"):
         if not run[name]:
             raise Unexpressed(f"model {run['model']}: {_several(run['model']) or f'{name} is not stated'}")
-    if run["model_kind"] not in ("", "dense", "moe", "encoder"):
+    if run["model_kind"] not in ("", "dense", "moe", "encoder", "encdec"):
         raise Unexpressed(f"model {run['model']}: layers of kind {run['model_kind']} are not stated")
     if run["model_kind"] == "encoder" and run["task"] in _ANSWERS:
         return _built(run, is_gated=False, is_tied=False)
@@ -146,7 +146,7 @@ def _built(run: Run, *, is_gated: bool, is_tied: bool) -> ModelShape:
     hidden, heads = whole(run, "hidden") or 0, whole(run, "heads") or 1
     kind: Kind = "encoder" if run["model_kind"] == "encoder" else "decoder"
     seq_len = whole(run, "seq_len") or 0
-    return ModelShape(
+    shape = ModelShape(
         name=run["model"],
         family="stated",
         kind=kind,
@@ -170,6 +170,16 @@ def _built(run: Run, *, is_gated: bool, is_tied: bool) -> ModelShape:
         moe=_experts(run),
         basis="derived",
         source=f"the row's own columns: {run['model']}",
+    )
+    return _of_two(shape) if run["model_kind"] == "encdec" else shape
+
+
+def _of_two(decoder: ModelShape) -> ModelShape:
+    """An encoder of as many layers in front, and T5's habits in both, whose positions are relative (Raffel et al. 2020, arXiv 1910.10683,
+    section 2.1)."""
+    plain = replace(decoder, pos="relative", pos_rows=0, norm="rmsnorm", mlp_bias=False, qkv_bias=False, o_bias=False)
+    return replace(
+        plain, kind="encdec", formula="encdec", enc_layers=decoder.layers, mlp_act="gelu", extra=(("rel_buckets", 32),)
     )
 
 

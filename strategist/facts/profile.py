@@ -228,11 +228,15 @@ def find_kernels(name: str) -> Kernels:
 @cache
 def profile_of(framework: str, arch: str = "", *, is_flash: bool = False) -> Profile | None:
     """The profile that a framework's own words stand for ("Megatron-Core r0.8.0") on devices of an architecture, none where it is not
-    known, and where its runs say that they call flash attention; None when no row of the catalogue recognises them."""
+    known, where its runs say that they call flash attention, and with what its published runs keep where that is other than the framework's
+    default; None when no row of the catalogue recognises them."""
     said = framework.lower()
     known = (row for row in rows("framework_names") if arch in row.get("chips", (arch,)))
     row = next((row for row in known if row["word"] in said and row.get("flash", is_flash) == is_flash), None)
-    return None if row is None else find_profile(row["profile"])
+    if row is None:
+        return None
+    profile = find_profile(row["profile"])
+    return replace(profile, keeping=find_keeping(row["keeping"])) if "keeping" in row else profile
 
 
 def with_habits(

@@ -54,6 +54,8 @@ REDONE: Mapping[str, tuple[str, ...]] = {
 }
 """Rows that selective recompute runs again, by the modules a run names (NVIDIA/Megatron-LM:
 megatron/core/transformer/transformer_config.py, recompute_modules)."""
+_KINDS: Mapping[str, str] = {"mlp": "dense", "moe": "moe", "moe_act": "moe", "shared_experts": "moe"}
+"""The layers that have such a module; any layer has the others. Experts are no `mlp` (the same file)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     stored = (_cast(row, habits.cast_width) for row in every) if habits.cast_width else every
     frozen = _frozen(shape) if shape.adapters is not None else FROZEN if habits.is_frozen else ()
     trained = (row for row in stored if not row.name.startswith(frozen))
-    return tuple(row for row in (_redone(row, habits) for row in trained) if row.policies)
+    return tuple(row for row in (_redone(row, habits, kind) for row in trained) if row.policies)
 
 
 def _convolutions(block: Block) -> tuple[Saved, ...]:
@@ -146,7 +148,13 @@ def _in_front(block: Block, stem: Convolution) -> tuple[Saved, ...]:
     )
 
 
-def _redone(row: Saved, habits: Habits) -> Saved:
+def _named(habits: Habits, kind: LayerKind) -> tuple[str, ...]:
+    """What the names of rows that selective recompute runs again begin with: of the modules that a layer of this kind has."""
+    modules = habits.redoes or ("core_attn",)
+    return tuple(name for module in modules if _KINDS.get(module, kind.ffn) == kind.ffn for name in REDONE[module])
+
+
+def _redone(row: Saved, habits: Habits, kind: LayerKind) -> Saved:
     """The row under what a framework's selective recompute runs again: attention's scores alone, every second matrix too
     (pytorch/torchtitan: torchtitan/distributed/activation_checkpoint.py, matrices are counted in the order they run), or
     what strategist's own does. Every second layer whole is an average of two policies (memory/backward.py)."""
@@ -157,9 +165,7 @@ def _redone(row: Saved, habits: Habits) -> Saved:
         is_every_second = light == "alternate" and row.name == "ffn_result"
         return row if is_every_second else replace(row, policies=())
     if light == "attention":
-        again = row.name.startswith(
-            tuple(name for module in habits.redoes or ("core_attn",) for name in REDONE[module])
-        )
+        again = row.name.startswith(_named(habits, kind))
         return row if row.policies == ALWAYS else replace(row, policies=PLAIN if again else COSTLY)
     if light == "alternate" and row.name in ("key", "up", "qk_norm_input"):
         return replace(row, policies=PLAIN)

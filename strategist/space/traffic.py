@@ -293,6 +293,14 @@ def _exchanges(job: Job, group: Group, which: Column | int = 1) -> Reals:
     return 2.0 * every + redone * (anew if job.profile.has_units else _repeats(group))
 
 
+def _mixtures_again(job: Job, group: Group, is_moe: Column) -> Reals | float:
+    """How often experts get their tokens once more, (C, S), because a run names whole mixtures among what selective recompute runs again."""
+    if "moe" not in job.profile.redoes or job.profile.has_units:
+        return 0.0
+    selective = np.where(group.candidates.is_word("recompute", "selective"), 1.0, 0.0)[:, None]
+    return selective * _passes_CS(group, (group.layers_SK * is_moe).sum(axis=1))
+
+
 def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Megatron cuts: two all-reduces forward and two backward per layer, or an all-gather and a reduce-scatter in place
     of each under sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2); half as many where our experts lie
@@ -440,7 +448,7 @@ def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
     copies = rows * (called_on(moe, c["ep"]) if merges else moe.top_k) * crowding(job, c)
     sent = _per_stage(group, copies * (moe.latent or job.model.hidden) * job.exchange_width)
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
-    times = 2.0 * _exchanges(job, group, is_moe)
+    times = 2.0 * (_exchanges(job, group, is_moe) + _mixtures_again(job, group, is_moe))
     return (Traffic("ep", "all_to_all", sent, times, "ep", "nothing", merges=moe if merges else None),)
 
 

@@ -91,7 +91,7 @@ def layer_times(job: Job, c: Candidates) -> LayerTime:
     sorts = list(zip(layers(job.model), kinds(job.model), strict=True))
     casts = _stack([cast_seconds(job, gpu, layer, c) for layer, _ in sorts])
     forward = {
-        "matmul": _stack([_matmul(job, gpu, layer, c) for layer, _ in sorts]),
+        "matmul": _stack([matmul_of(job, gpu, layer, c) for layer, _ in sorts]),
         "attention": _stack([_attention(job, gpu, kind, c, "forward") for _, kind in sorts]),
         "elementwise": _stack([_elementwise(job, gpu, layer, kind, c) for layer, kind in sorts]) + casts,
     }
@@ -112,9 +112,9 @@ def layer_times(job: Job, c: Candidates) -> LayerTime:
     }
     if "moe_dispatch" in forward:
         backward["moe_dispatch"] = 2.0 * forward["moe_dispatch"]
-    forward["host"] = _host(job, forward, _stack([_launches(job, kind, c, "forward") for _, kind in sorts]))
-    backward["host"] = _host(job, backward, _stack([_launches(job, kind, c, "backward") for _, kind in sorts]))
-    return LayerTime(forward, backward, _again(job, c, forward))
+    forward["host"] = _host(job, forward, _stack([launches(job, kind, c, "forward") for _, kind in sorts]))
+    backward["host"] = _host(job, backward, _stack([launches(job, kind, c, "backward") for _, kind in sorts]))
+    return LayerTime(forward, backward, _again(job, c, forward, _of_modules(job, c, sorts, forward)))
 
 
 def _stack(columns: list[Reals]) -> Reals:
@@ -130,16 +130,31 @@ _REDONE: Mapping[str, Mapping[str, float]] = {
 """The share of forward that selective recompute runs again, by what a framework calls light."""
 
 
-def _again(job: Job, c: Candidates, forward: Mapping[str, Reals]) -> Mapping[str, Reals]:
+def _again(
+    job: Job, c: Candidates, forward: Mapping[str, Reals], of_modules: Mapping[str, Reals] | None
+) -> Mapping[str, Reals]:
     """Full recompute runs the whole forward again; selective redoes what the framework calls light: memory-bound kernels
-    and launches, or attention alone (Korthikanti et al. 2022, arXiv 2205.05198, section 5)."""
+    and launches, or attention alone (Korthikanti et al. 2022, arXiv 2205.05198, section 5); or the modules that a run names."""
     full = c.is_word("recompute", "full")[:, None]
     light = c.is_word("recompute", "selective")[:, None]
     redone = _REDONE[job.profile.light]
-    return {
-        name: np.where(full, value, np.where(light, redone.get(name, 0.0) * value, 0.0))
-        for name, value in forward.items()
-    }
+    selective = of_modules or {name: redone.get(name, 0.0) * value for name, value in forward.items()}
+    return {name: np.where(full, value, np.where(light, selective[name], 0.0)) for name, value in forward.items()}
+
+
+def _of_modules(
+    job: Job, c: Candidates, sorts: list[tuple[Layer, LayerKind]], forward: Mapping[str, Reals]
+) -> Mapping[str, Reals] | None:
+    """What the modules take again that a run names, (C, K) by term; None where it names none, or the framework chooses by another rule."""
+    if not job.profile.redoes or job.profile.light != "attention":
+        return None
+    from strategist.timing.modules_again import again_by_module  # few runs name modules
+
+    found = [
+        again_by_module(job, layer, kind, c, {name: value[:, place] for name, value in forward.items()})
+        for place, (layer, kind) in enumerate(sorts)
+    ]
+    return {name: _stack([one[name] for one in found]) for name in forward}
 
 
 def matmul_seconds(job: Job, gpu: Gpu, m: Reals, n: Reals, k: Reals, read: Reals | None = None) -> Reals:
@@ -181,7 +196,7 @@ def alignment(gpu: Gpu, n: Reals, k: Reals) -> Reals:
     return np.where(lines, 1.0, np.where(rows, share("misaligned_share", gpu), share("unaligned_share", gpu)))
 
 
-def _matmul(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
+def matmul_of(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
     """Forward seconds of all matrices of one layer, (C,); they are worked out together."""
     if not layer.matrices:
         return np.zeros(len(c))
@@ -374,7 +389,7 @@ def _dispatch(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates) -> Reals:
     return moved * tokens(job, c) / sequence_cut(c) / memory_Bps(gpu)
 
 
-def _launches(job: Job, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:
+def launches(job: Job, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:
     """Kernels of one pass over one layer, (C,): routing and every local expert bring their own. Threads of one process hold its
     interpreter lock by turns, so that in forward one CPU launches for all devices; backward runs without the interpreter
     (PyTorch tutorials, Getting Started with Distributed Data Parallel: contention for the lock across threads)."""

@@ -9,7 +9,7 @@ from strategist.accuracy.classes import precision_of, with_classes
 from strategist.accuracy.judge import Judged, judge
 from strategist.accuracy.table import Run, read_runs
 from strategist.facts.parameters import count
-from strategist.facts.profile import profile_of
+from strategist.facts.profile import BYTES, profile_of
 from tests.cli.harness import RUN
 
 PUBLISHED: tuple[Run, ...] = read_runs(str(RUNS))
@@ -491,3 +491,60 @@ def test_slots_and_bridges_are_read_off_what_joins_the_cards(words: str, topolog
     pair = {"hardware": "RTX-3090Ti-24GB", "gpus_total": "2", "gpus_per_node": "2", "dp": "2", "global_batch_seqs": "2"}
     node = _judged({**pair, "step_time_s": "60", "intra_node": words}).job.cluster.groups[0].node
     assert (node.topology, node.intra_Bps) == (topology, pytest.approx(GBps * 1e9))
+
+
+MOONLIGHT = {
+    "framework": "Megatron-Bridge", "model": "Moonlight-16B-A3B", "seq_len": "4096", "gpus_total": "8", "tp": "2", "dp": "4", "ep": "8",
+    "zero_class": "1", "micro_batch_seqs": "1", "global_batch_seqs": "4", "grad_accum": "1", "step_time_s": "0.5", "tokens_per_s_per_gpu": "",
+}  # fmt: skip
+
+
+def test_moments_of_sixteen_bits_take_half_their_room() -> None:
+    """A precision-aware optimizer keeps fp32 masters beside them; another's state has nothing to make narrower."""
+    wide, narrow = (_judged({**MOONLIGHT, "optimizer": said}) for said in ("Adam", "Adam (bf16 gradients and moments)"))
+    states = (dict(one.job.profile.optimizer_state_bytes)["adamw"] for one in (wide, narrow))
+    assert tuple(states) == (12, 8)
+    assert narrow.peak_bytes < wide.peak_bytes
+    litgpt = {"framework": "LitGPT", "precision": "bf16-true"}
+    assert len({_judged({**litgpt, "optimizer": said}).peak_bytes for said in ("AdamW", "AdamW (bf16 moments)")}) == 1
+
+
+def test_a_dense_module_is_none_of_experts() -> None:
+    """`mlp` runs one dense layer of 27 again, which saves its share and nothing of the experts."""
+    plain, mlp = (
+        _judged({**MOONLIGHT, "recompute": f"selective:{named}", "recompute_class": "selective"})
+        for named in ("mla_up_proj", "mla_up_proj,mlp")
+    )
+    one_layer = 4096 * 2 * (2 * 11264 / 2) + 4096 * 11264 / 2 * 2
+    assert 0 < plain.peak_bytes - mlp.peak_bytes < 1.1 * one_layer
+
+
+T5 = {
+    "model": "t5-v1.1-xl", "model_kind": "encdec", "params_b": "2.85", "layers": "24", "hidden": "2048", "ffn_hidden": "5120", "heads": "32",
+    "head_dim": "64", "vocab": "32128", "seq_len": "512",
+}  # fmt: skip
+
+
+def test_an_encoder_and_a_decoder_are_built_from_columns_where_both_see_as_many_tokens() -> None:
+    """Widths that a row states make T5 1.1 (google/t5-v1_1-xl: 2.85e9); a decoder of another length has no model."""
+    one = _judged(T5)
+    assert one.case is not None, one.skipped
+    assert one.job.model.enc_layers == 24
+    assert count(one.job.model).total == pytest.approx(2.85e9, rel=0.01)
+    assert _judged({**T5, "target_len": "512"}).case is not None
+    for said in ({"target_len": "128"}, {"notes": "512 tokens to the encoder, 128 to the decoder"}):
+        assert _judged({**T5, **said}).skipped == "targets of 128 tokens behind inputs of 512: both are taken as long"
+
+
+def test_nemo_frees_narrow_gradients_where_nothing_is_shared_out() -> None:
+    """NVIDIA/NeMo v1.10.0, optimizer_with_main_params.py: each is added to the master's in fp32 and let go of: 18 bytes a weight, not 20."""
+    said = {
+        "framework": "NeMo Megatron",
+        "precision": "bf16 (megatron O2)",
+        "recompute": "none",
+        "recompute_class": "none",
+    }
+    alone, shared = (_judged({**said, "zero_class": stage}).job.profile for stage in ("0", "1"))
+    for profile, held in ((alone, 18), (shared, 20)):
+        formats, states = profile.formats_for("bf16"), dict(profile.optimizer_state_bytes)["adamw"]
+        assert BYTES[formats.parameter] + BYTES[formats.gradient] + states == held

@@ -242,6 +242,17 @@ def test_a_token_rate_stands_for_a_step_time(tmp_path: Path) -> None:
     assert other.step_s == one.step_s
 
 
+def test_a_last_micro_batch_that_is_smaller_counts_for_what_it_holds() -> None:
+    """Forty sequences a device in micro-batches of 16 and one of 8 take as long each as 48 in three do; a rate says so by itself."""
+    parts = {**RUN, "global_batch_seqs": str(40 * int(RUN["dp"])), "micro_batch_seqs": "16", "grad_accum": "3"}
+    whole = {**parts, "global_batch_seqs": str(48 * int(RUN["dp"]))}
+    rate = {"step_time_s": "", "tokens_per_s_per_gpu": "9000"}
+    smaller, larger = (judge([{**row, "step_time_s": said}]) for row, said in ((parts, "5"), (whole, "6")))
+    assert smaller[0].measured_s == pytest.approx(larger[0].measured_s)
+    by_rate = [judge([{**row, **rate}])[0].measured_s for row in (parts, whole)]
+    assert by_rate[0] == pytest.approx(by_rate[1])
+
+
 def test_weights_of_four_bits_take_time_to_unpack_and_less_room() -> None:
     """A run with frozen weights in four bits is slower than one with adapters beside whole weights, and holds less."""
     whole, packed = judge([{**RUN, "id": task, "task": task} for task in ("lora", "qlora")])

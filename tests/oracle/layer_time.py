@@ -74,12 +74,15 @@ def _matmul(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     if kind.mixer == "convolution":
         once = convolutions.product_seconds(job, tokens(job, layout), convolutions.of(job.model, kind))
         return Pass(once, 2 * once, redone(job, layout, "matmul") * once)
-    once = 0.0
+    once, again = 0.0, 0.0
     for matrix in (matrix for matrix in build_layer(job.model, kind).matrices if not matrix.is_adapter):
         count, size = (_expert_size if matrix.is_expert else _dense_size)(job, layout, matrix)
-        once += count * _product(job, *size)
+        own = count * _product(job, *size)
+        once += own
+        again += own if module_of(matrix.name) & set(job.profile.redoes) else 0.0
     if job.model.adapters is None:
-        return Pass(once, (1 + job.trainable) * once, redone(job, layout, "matmul") * once)
+        runs_again = again if by_modules(job, layout) else redone(job, layout, "matmul") * once
+        return Pass(once, (1 + job.trainable) * once, runs_again)
     T, r = tokens(job, layout), job.model.adapters.rank
     moved = sum((T * i + i * r + T * r) + (T * r + r * o + T * o) for i, o in adapters.targets(job.model))
     own = BYTES[job.formats.compute] * moved / memory_Bps(device_of(job))
@@ -95,8 +98,28 @@ LIGHT = {
 """What selective recompute runs again of each term, by framework."""
 
 
+def by_modules(job: Job, layout: Layout) -> bool:
+    """Whether modules that a run names run again, and nothing else."""
+    return bool(job.profile.redoes) and job.profile.light == "attention" and layout["recompute"] == "selective"
+
+
+def module_of(matrix: str) -> set[str]:
+    """Megatron's names of the modules that a matrix stands in."""
+    if matrix in ("gate", "up", "down"):
+        return {"mlp"}
+    if matrix.startswith(("expert_", "latent_")) or matrix == "router":
+        return {"moe"}
+    if matrix.startswith("shared_"):
+        return {"moe", "shared_experts"}
+    return {"mla_up_proj"} if matrix in ("q_up", "kv_up") else set()
+
+
 def redone(job: Job, layout: Layout, term: str) -> float:
     """The share of a term's forward that runs again."""
+    if by_modules(job, layout) and term == "attention":
+        return float("core_attn" in job.profile.redoes)
+    if by_modules(job, layout) and term == "moe_dispatch":
+        return float("moe" in job.profile.redoes)
     if layout["recompute"] == "full":
         return 1.0
     return LIGHT[job.profile.light].get(term, 0.0) if layout["recompute"] == "selective" else 0.0
@@ -152,12 +175,7 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
         once = own / memory_Bps(device_of(job))
         return Pass(once, 2 * once, redone(job, layout, "elementwise") * once)
     shape, layer, kernels = job.model, build_layer(job.model, kind), job.profile.kernels
-    q = layer.norms
-    width = 0.0
-    if kind.ffn == "dense":
-        width = shape.ffn_hidden
-    elif kind.ffn == "moe" and shape.moe is not None:
-        width = shape.moe.top_k * shape.moe.ffn * busiest(job, layout) + shape.moe.shared_ffn
+    q, width = layer.norms, _activated(job, layout, kind)
     inside = (kernels.gated if shape.mlp_gated else kernels.plain) * width
     if kind.mixer in ATTENTION:
         inside += kernels.rotary * (shape.heads + shape.kv_heads) * shape.head_dim
@@ -175,7 +193,10 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     per_token = BYTES[job.formats.compute] * (outside / sequence_cut(layout) + inside / layout["tp"])
     once = (per_token * tokens(job, layout) + _casts(job, layout, layer)) / memory_Bps(device_of(job))
     if shape.adapters is None:
-        return Pass(once, 2 * once, redone(job, layout, "elementwise") * once)
+        some = by_modules(job, layout)
+        return Pass(
+            once, 2 * once, _light_again(job, layout, kind) if some else redone(job, layout, "elementwise") * once
+        )
     number, T, rate = BYTES[job.formats.compute], tokens(job, layout), memory_Bps(device_of(job))
     back = adapters.packed(shape, [kind], 1) * (adapters.BITS / 8 + number)
     read = sum(outputs for _, outputs in adapters.targets(shape))
@@ -184,12 +205,41 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     return Pass(forward, 2 * once + (number * T * added + back) / rate, redone(job, layout, "elementwise") * forward)
 
 
-def _casts(job: Job, layout: Layout, layer: Layer) -> float:
-    """Bytes of turning the inputs of a layer's matrices to fp8 or fp4: a rank's own tokens where they are gathered afterwards."""
+def _activated(job: Job, layout: Layout, kind: LayerKind) -> float:
+    """Elements per token between the matrices of a feed-forward part."""
+    moe = job.model.moe
+    if kind.ffn == "moe" and moe is not None:
+        return moe.top_k * moe.ffn * busiest(job, layout) + moe.shared_ffn
+    return job.model.ffn_hidden if kind.ffn == "dense" else 0.0
+
+
+def _light_again(job: Job, layout: Layout, kind: LayerKind) -> float:
+    """Seconds of the memory-bound kernels of the named modules, casts included."""
+    shape, layer, kernels, named = job.model, build_layer(job.model, kind), job.profile.kernels, job.profile.redoes
+    bytes_, moe = 0.0, shape.moe
+    if "layernorm" in named:
+        bytes_ += kernels.norm * layer.norms * shape.hidden / sequence_cut(layout)
+    if "mla_up_proj" in named and kind.mixer == "mla":
+        bytes_ += kernels.rotary * (shape.heads + shape.kv_heads) * shape.head_dim / layout["tp"]
+    width = 0.0
+    if kind.ffn == "dense" and "mlp" in named:
+        width += shape.ffn_hidden
+    if kind.ffn == "moe" and moe is not None and {"moe", "moe_act"} & set(named):
+        width += moe.top_k * moe.ffn * busiest(job, layout)
+    if kind.ffn == "moe" and moe is not None and {"moe", "shared_experts"} & set(named):
+        width += moe.shared_ffn
+    bytes_ += (kernels.gated if shape.mlp_gated else kernels.plain) * width / layout["tp"]
+    moved = bytes_ * BYTES[job.formats.compute] * tokens(job, layout)
+    return (moved + _casts(job, layout, layer, set(named))) / memory_Bps(device_of(job))
+
+
+def _casts(job: Job, layout: Layout, layer: Layer, only: set[str] | None = None) -> float:
+    """Bytes of turning the inputs of a layer's matrices to fp8 or fp4: a rank's own tokens where they are gathered afterwards; of some
+    modules where that is asked."""
     if job.workload.precision not in ("fp8", "fp4") or not job.profile.casts_fp8:
         return 0.0
     elements = 0.0
-    for matrix in layer.matrices:
+    for matrix in (one for one in layer.matrices if only is None or module_of(one.name) & only):
         count, (m, _, k) = (_expert_size if matrix.is_expert else _dense_size)(job, layout, matrix)
         is_own = job.gathers_cast and matrix.cut == "column" and not matrix.is_expert
         elements += count * m * k / (sequence_cut(layout) if is_own else 1)
@@ -244,7 +294,21 @@ def layer_time(job: Job, layout: Layout, kind: LayerKind) -> dict[str, Pass]:
     if by_layer:  # the CPU runs ahead of the device, of each layer alone
         forward = max(0.0, forward - sum(term.forward for term in terms.values()))
         backward = max(0.0, backward - sum(term.backward for term in terms.values()))
-    return terms | {"host": Pass(forward, backward, redone(job, layout, "host") * forward)}
+    again = _launched_again(job, layout, kind) if by_modules(job, layout) else redone(job, layout, "host")
+    return terms | {"host": Pass(forward, backward, again * forward)}
+
+
+def _launched_again(job: Job, layout: Layout, kind: LayerKind) -> float:
+    """The share of a layer's launches that the named modules have: by their matrices, and all of routing and experts with mixtures."""
+    kernels, moe, named = job.profile.kernels, job.model.moe, set(job.profile.redoes)
+    devices = layout["dp_replicate"] if layout.get("replicas") == "threads" else 1
+    plain = devices * (kernels.forward + 5 * _adapted(job, kind))
+    own = [matrix.name for matrix in build_layer(job.model, kind).matrices if not matrix.is_expert]
+    launched = plain * sum(bool(module_of(name) & named) for name in own) / max(1, len(own))
+    routing = 0.0
+    if kind.ffn == "moe" and moe is not None:
+        routing = devices * (kernels.moe_forward + kernels.expert_forward * moe.experts / layout["ep"])
+    return float(launched + (routing if "moe" in named else 0.0)) / max(1.0, plain + routing)
 
 
 def head_time(job: Job, layout: Layout) -> dict[str, Pass]:

@@ -23,6 +23,7 @@ from strategist.facts.parameters import table_width
 from strategist.facts.profile import find_profile, frameworks, with_dispatcher
 from strategist.facts.workload import Workload
 from strategist.memory.estimate import peak_memory
+from strategist.memory.saved import REDONE
 from strategist.planner.write import memory_ledger
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS
 from strategist.space.enumerate import divisors
@@ -225,6 +226,16 @@ def cases_of_busy_experts(draw: Draw) -> Case:
 
 
 @st.composite
+def cases_of_modules(draw: Draw) -> Case:
+    """A job under a framework whose selective recompute runs named modules again, in half precision or fp8, and layouts with it."""
+    models = st.one_of(dense_shapes(), moe_shapes(), st.sampled_from(MIXTURES).map(load_model))
+    named = tuple(draw(st.lists(st.sampled_from(sorted(REDONE)), min_size=1, max_size=4, unique=True)))
+    profile = replace(find_profile(draw(st.sampled_from(("nemo", "megatron-core", "megatron-2022")))), redoes=named)
+    job = replace(draw(jobs(models=models)), profile=replace(profile, launches_wait=draw(st.booleans())))
+    return job, [draw(layouts(job)) | {"recompute": "selective"}]
+
+
+@st.composite
 def cases_of_shared_ports(draw: Draw) -> Case:
     """A job on several nodes, under a framework that hides what two axes send there, and a layout with pipelines or long sequences."""
     job = draw(jobs(machines=st.sampled_from(NETWORKS).map(machine)))
@@ -331,6 +342,13 @@ def test_columns_equal_the_oracle_beside_adapters(case: Case) -> None:
     _assert_same_memory(case)
     _assert_same_time(case)
     assert model_FLOP(case[0]) == pytest.approx(timing.model_FLOP(case[0]), rel=1e-12)
+
+
+@settings(CI, max_examples=cases_of(60))
+@given(cases_of_modules())
+def test_modules_that_run_again_take_what_the_oracle_says(case: Case) -> None:
+    """Their products, casts, activations, norms and launches, and what whole mixtures send once more."""
+    _assert_same_time(case)
 
 
 @settings(CI, max_examples=cases_of(60))

@@ -245,7 +245,9 @@ def _experts(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
         to_nodes = one_each * (expected(moe, nodes) if nodes <= ranks else expected(moe, ranks) * nodes / ranks)
     again = computed_again(job, layout, stage, len(kinds))
     each = (_exchanges(job, layout, redone) for kind, redone in zip(kinds, again, strict=True) if kind.ffn == "moe")
-    times = 2 * layout["accumulation"] * sum(each)
+    named = "moe" in job.profile.redoes and layout["recompute"] == "selective" and not job.profile.has_units
+    mixtures = sum(kind.ffn == "moe" for kind in kinds)
+    times = 2 * layout["accumulation"] * (sum(each) + named * mixtures)
     yield Row("ep", "all-to-all", "", payload, times, ranks * layout["etp"], 1, to_nodes=to_nodes)
 
 

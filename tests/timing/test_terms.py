@@ -375,7 +375,7 @@ def test_racks_are_taken_in_equal_parts() -> None:
 
 @pytest.mark.parametrize(
     ("words", "profile"),
-    [("NeMo 24.07", "nemo"), ("torchtitan", "fsdp2-compiled"), ("Megatron-LM 2021", "megatron-2021"), ("Megatron-DeepSpeed", "megatron-deepspeed"), ("composer+torch FSDP1 (llm-foundry)", "fsdp1"), ("cobol", None)],
+    [("NeMo 24.07", "nemo"), ("torchtitan", "fsdp2-compiled"), ("Megatron-LM 2021", "megatron-2021"), ("Megatron-DeepSpeed", "megatron-deepspeed"), ("composer+torch FSDP1 (llm-foundry)", "fsdp1"), ("composer 0.12.1 + torch FSDP1", "fsdp1-autocast"), ("composer 0.14.0", "fsdp1"), ("cobol", None)],
 )  # fmt: skip
 def test_frameworks_are_recognised_by_their_own_words(words: str, profile: str | None) -> None:
     """The most special row of the catalogue that a framework's name contains decides; unknown ones have no profile."""
@@ -509,3 +509,27 @@ def test_stages_that_take_turns_wait_for_every_message() -> None:
     assert seconds(both, "pp") == pytest.approx(2.0 * seconds(each, "pp"))
     assert seconds(both, "tp") > seconds(each, "tp")
     assert seconds(both, "matmul") == seconds(each, "matmul")
+
+
+def test_recipes_that_are_measured_keep_what_they_say() -> None:
+    """Every performance recipe of Megatron-Bridge takes Transformer Engine's loss, which holds no logits in fp32; NeMo of 2024 has Megatron's."""
+    bridge, nemo = (profile_of(words) for words in ("Megatron-Bridge, NeMo container 25.11", "NeMo 24.07"))
+    assert bridge is not None
+    assert nemo is not None
+    assert (bridge.name, bridge.keeping.forward_float32) == ("nemo", 0)
+    assert (nemo.name, nemo.keeping.forward_float32) == ("nemo", 1)
+
+
+def test_named_modules_run_again_and_nothing_else() -> None:
+    """Selective recompute of the feed-forward part repeats its products, which are most of a layer's, and leaves attention alone; by its own
+    name attention alone runs again. NVIDIA/Megatron-LM: megatron/core/transformer/transformer_config.py, recompute_modules."""
+    layout, shape = "tp=4,dp=4,zero=1,recompute=selective", job().model
+    mlp, attention = (
+        timed(job(with_habits(find_profile("nemo"), redoes=(name,))), layout) for name in ("mlp", "core_attn")
+    )
+    plain = timed(job(find_profile("nemo")), "tp=4,dp=4,zero=1")
+    assert int(mlp.again["attention"][0]) == int(attention.again["matmul"][0]) == 0
+    heads = 2 * shape.hidden * (shape.heads + shape.kv_heads) * shape.head_dim
+    ffn = 3 * shape.hidden * shape.ffn_hidden
+    forward = seconds(plain, "matmul") / 3  # with the head, whose products do not run again
+    assert 0.8 < mlp.again["matmul"][0] / 1e9 / (forward * ffn / (ffn + heads)) < 1.0
