@@ -353,7 +353,7 @@ def _given_to_shared(job: Job, c: Candidates) -> tuple[Column | Reals, Column | 
     the ranks' parts of it are put together; of their result as a gate gives it, (C,) each."""
     apart = routed_cut(c) > 1
     own, whole = residual_C(job, c, whole=False), whole_stream_C(job, c)
-    part = np.where(apart, own, whole)
+    part = whole / routed_cut(c)
     given = own + np.where(apart, 0.0, gathered_stream_C(job, c))
     read = part if job.model.moe and job.model.moe.shared_gate else 0.0
     return given + read, np.where(apart, whole, 0.0), part

@@ -620,6 +620,18 @@ def test_a_layout_weighs_the_same_beside_others() -> None:
     _assert_same_memory((job, rows))
 
 
+def test_a_gate_of_shared_experts_reads_what_ranks_that_cut_experts_share() -> None:
+    """Where two of eight ranks of tensor parallelism cut each expert, the gate's tokens are those of four."""
+    moe = Moe(experts=4, top_k=1, ffn=96, layers=1, shared_ffn=2816, shared_gate=True)
+    shape = ModelShape(
+        name="gated", family="random", kind="decoder", layers=1, hidden=128, vocab=257, ffn_hidden=96, heads=8,
+        kv_heads=8, head_dim=16, moe=moe,
+    )  # fmt: skip
+    work = Workload(seq_len=1000, global_batch=8, precision="bf16")
+    job = Job(cluster=trimmed("dgx-h100", 8), model=shape, workload=work, profile=find_profile())
+    _assert_same_memory((job, [PLAIN | {"tp": 8, "etp": 2, "sequence_parallel": 1, "accumulation": 8}]))
+
+
 def test_a_layer_behind_which_none_is_gathered_counts_where_it_holds_most() -> None:
     """Before its experts begin: of two layers in a stage under ZeRO-3, the first holds most then, the second does not."""
     shape = ModelShape(
