@@ -226,8 +226,8 @@ def _profile(run: Run, machines: Machines) -> Profile:
     has_engine = _has_engine(run, profile)
     fused = "fused" if has_engine or _FUSES.search(detail) else None
     compiles = switch_of(run, "compile", "xla")
-    plain = profile.kernels.name if profile.name == ZERO_3 else "eager-composite"
-    kernels = fused if compiles is None else "compiled" if compiles else plain
+    loses_its_own = compiles is False and profile.kernels.name == "compiled"
+    kernels = "compiled" if compiles else fused or ("eager-composite" if loses_its_own else None)
     hides: tuple[Hides, ...] = ("tensor",) if "async" in detail.lower() else ()
     overlaps, fp8 = (bool(words.search(detail)) for words in (_HIDES_EXPERTS, _DISPATCHES_FP8))
     profile = with_dispatcher(profile, merges=merges_copies(detail), fp8=fp8, overlaps=overlaps)

@@ -174,6 +174,15 @@ def test_modules_of_transformer_engine_are_fused_beside_any_loop() -> None:
     assert _judged({**PLAIN, "framework": "JAX Pax (Transformer Engine)"}).job.profile.kernels.name == "compiled"
 
 
+@pytest.mark.parametrize("framework", ["Megatron-Core", "PyTorch, Transformer Engine", "NeMo 24.07", "HF Trainer"])
+def test_kernels_that_no_compiler_made_do_not_go_with_it(framework: str) -> None:
+    """A run says that torch.compile is off: what was fused by hand stays fused, and what a compiler would have made is what torch runs."""
+    silent, off = (_judged({**PLAIN, "framework": framework, "compile": word}).job.profile for word in ("", "no"))
+    assert silent == off
+    compiled, eager = (_judged({"framework": "torchtitan", "compile": word}).job.profile for word in ("", "no"))
+    assert (compiled.kernels.name, eager.kernels.name) == ("compiled", "eager-composite")
+
+
 def test_layers_that_are_computed_again_are_counted_where_nothing_cuts_them() -> None:
     """A policy says how many of a model's layers are, which without stages is all there is to say."""
     none, some, full = (
