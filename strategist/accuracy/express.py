@@ -30,6 +30,7 @@ from strategist.facts.profile import (
     Attention,
     Hides,
     Profile,
+    Unpacks,
     as_made,
     deepspeed_profile,
     find_profile,
@@ -247,7 +248,17 @@ def _profile(run: Run, machines: Machines) -> Profile:
         redoes=_redoes(run),
         cast_bytes=next((moved for word, moved in _SCALED if word in run.get("precision", "")), None),
         light="half-blocks" if _halves(run) else None,
+        unpacks=_unpacks(run),
     )
+
+
+def _unpacks(run: Run) -> Unpacks:
+    """Whose weights of four bits a run's are. Raises Unexpressed where AutoGPTQ's, brought back, are kept until backward."""
+    if "gptq" not in run.get("precision", "").lower():
+        return "nf4"
+    if run.get("recompute_class", "") != "full":
+        raise Unexpressed("GPTQ without recomputation: what is kept of unpacked weights has no model")
+    return "gptq"
 
 
 def _under_deepspeed(run: Run, profile: Profile) -> Profile:
