@@ -115,6 +115,15 @@ def test_a_source_is_known_where_its_framework_is_not() -> None:
 
 
 @pytest.mark.parametrize(
+    ("framework", "name"),
+    [("torchtitan (Primus 26.4)", "fsdp2-compiled"), ("Primus (Megatron-LM)", "megatron-core"), ("torchtitan", "fsdp2-compiled")],
+)  # fmt: skip
+def test_primus_is_what_it_starts(framework: str, name: str) -> None:
+    """AMD's launcher has torchtitan and Megatron behind it, and a run says which."""
+    assert _judged({"framework": framework}).job.profile.name == name
+
+
+@pytest.mark.parametrize(
     ("said", "name"),
     [
         ({"framework": "DeepSpeed 0.14", "zero_stage_or_fsdp": "ZeRO-3"}, "deepspeed-zero3"),
