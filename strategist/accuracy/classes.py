@@ -6,8 +6,10 @@ The normalised columns (`precision_class`, `zero_class`, `recompute_class`) deci
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from strategist.accuracy.table import Run, Unexpressed
+from strategist.facts.adapters import TARGETS
 from strategist.facts.workload import Optimizer, Precision
 
 Words = tuple[tuple[str, str], ...]
@@ -116,6 +118,25 @@ def optimizer_of(run: Run, known: tuple[str, ...]) -> Optimizer:
 def adapters_of(run: Run) -> str:
     """Whether adapters are trained: lora, qlora, or nothing for whole weights."""
     return _first(_TASKS, run.get("task", ""))
+
+
+_RANK = re.compile(r"\b(?:rank|r ?=) ?(\d+)")
+_ADAPTED: Mapping[str, tuple[str, ...]] = {
+    "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("o",),
+    "gate_proj": ("gate",), "up_proj": ("up",), "down_proj": ("down",),
+    "linear_qkv": ("q", "k", "v"), "linear_proj": ("o",), "linear_fc1": ("gate", "up"), "linear_fc2": ("down",),
+    "adapters on every matrix": TARGETS,
+}  # fmt: skip
+"""Matrices beside which adapters stand, by the names of huggingface/transformers (models/llama/modeling_llama.py) and NVIDIA/Megatron-LM
+(megatron/core/transformer), and the words of these tables."""
+
+
+def adapters_stated(run: Run) -> tuple[int, tuple[str, ...]] | None:
+    """The rank of a run's adapters and the matrices they stand beside; None where it does not say both."""
+    said = run.get("sharding_detail", "").lower()
+    rank, named = _RANK.search(said), [own for name, own in _ADAPTED.items() if name in said]
+    targets = tuple(word for word in TARGETS if any(word in own for own in named))
+    return (int(rank[1]), targets) if rank and targets and int(rank[1]) > 0 else None
 
 
 def offload_of(run: Run) -> str:

@@ -8,6 +8,7 @@ from functools import partial
 
 from strategist.accuracy.classes import (
     adapters_of,
+    adapters_stated,
     context_parallel_of,
     offload_of,
     optimizer_of,
@@ -20,7 +21,7 @@ from strategist.accuracy.machines import Machines, cluster_of, launches_wait, ma
 from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.errors import ImpossibleError
-from strategist.facts.adapters import DEFAULT_RANK, as_trained, with_adapters
+from strategist.facts.adapters import DEFAULT_RANK, TARGETS, as_trained, with_adapters
 from strategist.facts.gpus import gpu_by_id
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
@@ -30,6 +31,7 @@ from strategist.facts.profile import (
     Attention,
     Hides,
     Profile,
+    Unpacks,
     as_made,
     deepspeed_profile,
     find_profile,
@@ -157,12 +159,12 @@ def express(run: Run) -> Case:
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
     measured = _measured(run, machines, batch)
     method = adapters_of(run)
-    shape = _in_four_bits(shape, measured) if method == "qlora" else shape
+    shape = _adapted(shape, run, measured)
     known = tuple(name for name, _ in profile.optimizer_state_bytes)
     work = Workload(
         seq_len=_seq_len(run), global_batch=batch, precision=_precision(run), optimizer=optimizer_of(run, known)
     )
-    is_lora = method == "lora"
+    is_lora = method == "lora" and shape.adapters is None
     trainable = ADAPTERS if is_lora else 1.0
     cluster = cluster_of(machines)
     profile = with_frozen_base(profile, adapts_all=ADAPTS_ALL in run.get("sharding_detail", "")) if is_lora else profile
@@ -199,15 +201,22 @@ def _possible(job: Job, measured: Measured, again: float) -> None:
         )
 
 
-def _in_four_bits(shape: ModelShape, measured: Measured) -> ModelShape:
-    """The model with quantised matrices and adapters beside each. Raises Unexpressed for other layers than a dense decoder's, and
-    where nothing but memory was measured: LitGPT's runs hold up to four bytes more of every matrix' input than weights and adapters
-    account for (its config hub, rows litgpthub-0007 to 0045 of the memory table)."""
-    if measured.step_s is None:
+def _adapted(shape: ModelShape, run: Run, measured: Measured) -> ModelShape:
+    """The model with the adapters that its run states; without rank and matrices a share of weights stands for those beside weights that are not
+    quantised. Raises Unexpressed for quantised layers other than a dense decoder's, and for them where nothing but memory was measured:
+    LitGPT's runs hold up to four bytes more of every matrix' input than weights and adapters account for (its config hub, rows
+    litgpthub-0007 to 0045 of the memory table)."""
+    method, stated = adapters_of(run), adapters_stated(run)
+    if not method or (method == "lora" and stated is None):
+        return shape
+    if method == "qlora" and measured.step_s is None:
         raise Unexpressed("task qlora: what is kept beside weights of four bits has no model")
+    rank, targets = stated or (DEFAULT_RANK, TARGETS)
     try:
-        return with_adapters(shape, "qlora", DEFAULT_RANK)
+        return with_adapters(shape, method, rank, targets)
     except ImpossibleError as problem:
+        if method == "lora":
+            return shape
         raise Unexpressed(f"task qlora: {problem.message}") from None
 
 
@@ -238,8 +247,8 @@ def _profile(run: Run, machines: Machines) -> Profile:
     has_engine = _has_engine(run, profile)
     fused = "fused" if has_engine or _FUSES.search(detail) else None
     compiles = switch_of(run, "compile", "xla")
-    plain = profile.kernels.name if profile.name == ZERO_3 else "eager-composite"
-    kernels = fused if compiles is None else "compiled" if compiles else plain
+    loses_its_own = compiles is False and profile.kernels.name == "compiled"
+    kernels = "compiled" if compiles else fused or ("eager-composite" if loses_its_own else None)
     hides: tuple[Hides, ...] = ("tensor",) if "async" in detail.lower() else ()
     overlaps, fp8 = (bool(words.search(detail)) for words in (_HIDES_EXPERTS, _DISPATCHES_FP8))
     profile = with_dispatcher(profile, merges=merges_copies(detail), fp8=fp8, overlaps=overlaps)
@@ -251,6 +260,7 @@ def _profile(run: Run, machines: Machines) -> Profile:
         redoes=_redoes(run),
         cast_bytes=next((moved for word, moved in _SCALED if word in run.get("precision", "")), None),
         light="half-blocks" if _halves(run) else None,
+        unpacks=_unpacks(run),
     )
 
 
@@ -265,6 +275,15 @@ def _with_moments(run: Run, profile: Profile) -> Profile:
     state = dict(profile.optimizer_state_bytes)["adamw"]
     is_narrow = state >= _MOMENTS and _NARROW_MOMENTS.search(run.get("optimizer", ""))
     return with_states(profile, "adamw", state - _MOMENTS + _OF_16_BITS, 0.0) if is_narrow else profile
+
+
+def _unpacks(run: Run) -> Unpacks:
+    """Whose weights of four bits a run's are. Raises Unexpressed where AutoGPTQ's, brought back, are kept until backward."""
+    if "gptq" not in run.get("precision", "").lower():
+        return "nf4"
+    if run.get("recompute_class", "") != "full":
+        raise Unexpressed("GPTQ without recomputation: what is kept of unpacked weights has no model")
+    return "gptq"
 
 
 def _under_deepspeed(run: Run, profile: Profile) -> Profile:

@@ -38,6 +38,10 @@ class Formats:
     master: str
 
 
+Unpacks = Literal["nf4", "gptq"]
+"""bitsandbytes' kernel, in either pass; AutoGPTQ's operations of torch, whose result backward reads."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
     """How memory-bound work is cut into kernels. Counts are elements that forward reads and writes per element of the
@@ -47,7 +51,7 @@ class Kernels:
     permutation on top, with `expert_` those of each local expert; `host_s` is the CPU's
     time for one of them, `unit_s` that for each gather or reduction of a unit of weights (0 where nobody measured it; with `hooks_again` once more for a layer
     that full recompute runs again), and with `catches_up` a CPU that falls behind gets ahead again while head and loss run (others' times were set with runs, layer by
-    layer: docs/decisions/0159)."""
+    layer: docs/decisions/0159). `unpacks` says whose weights of four bits are brought back to the compute format."""
 
     name: str
     norm: float
@@ -71,6 +75,7 @@ class Kernels:
     hooks_again: bool
     catches_up: bool
     source: str
+    unpacks: Unpacks = "nf4"
 
 
 Attention = Literal["flash1", "flash", "cudnn", "sdpa", "unfused"]
@@ -248,6 +253,7 @@ def with_habits(
     redoes: tuple[str, ...] = (),
     cast_bytes: float | None = None,
     light: Light | None = None,
+    unpacks: Unpacks = "nf4",
 ) -> Profile:
     """The profile under other kernels, another attention, more overlap or another recomputation, as a run states them; with `cast_bytes`, under scales of their own per row, which are found after the gather."""
     keeping = profile.keeping
@@ -258,6 +264,7 @@ def with_habits(
     ):  # nothing is computed again in backward then
         keeping = find_keeping("eager")
     found = profile.kernels if kernels is None else find_kernels(kernels)
+    found = replace(found, unpacks=unpacks)
     return replace(
         profile,
         kernels=found if cast_bytes is None else replace(found, cast_bytes=cast_bytes),

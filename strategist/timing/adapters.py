@@ -37,13 +37,22 @@ def light_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> tuple[Real
     seconds = tokens(job, c) * number / rate
     outputs = sum(matrix.outputs for matrix in layer.matrices if matrix.name.endswith("+b"))
     inputs = sum(matrix.inputs for matrix in layer.matrices if matrix.name.endswith("+a"))
-    unpacking = _unpacked_bytes(job, layer) / rate
-    return seconds * outputs + unpacking, 3.0 * seconds * inputs + unpacking
+    forth, back = (moved / rate for moved in _unpacked_bytes(job, layer))
+    return seconds * outputs + forth, 3.0 * seconds * inputs + back
 
 
-def _unpacked_bytes(job: Job, layer: Layer) -> float:
-    """Bytes that are read and written to bring all quantised matrices of a layer back to the compute format."""
+_GPTQ_BYTES = 16.5
+"""Bytes that AutoGPTQ moves to bring one weight of four bits back: a word of eight is shifted (0.5 read, 4 written), made 8 bits wide (5), masked (2),
+less its zero (2) and times its scale (3, in 16 bits), an operation of torch each (AutoGPTQ/AutoGPTQ: auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py,
+forward, of more rows than its own kernel takes). Backward reads what forward made."""
+
+
+def _unpacked_bytes(job: Job, layer: Layer) -> tuple[float, float]:
+    """Bytes that are read and written to bring all quantised matrices of a layer back to the compute format, forward and backward."""
     if job.model.method != "qlora":
-        return 0.0
+        return 0.0, 0.0
     weights = sum(matrix.weights for matrix in layer.matrices if not matrix.is_adapter)
-    return (QUANTISED_BYTES + BYTES[job.formats.compute]) * weights
+    if job.profile.kernels.unpacks == "gptq":
+        return _GPTQ_BYTES * weights, 0.0
+    once = (QUANTISED_BYTES + BYTES[job.formats.compute]) * weights
+    return once, once

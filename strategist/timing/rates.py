@@ -37,6 +37,7 @@ _LIKE = {
     "Blackwell": "b200-sxm-180gb",
     "Blackwell Ultra": "b300-sxm-288gb",
     "Xe2": "arc-pro-b60",
+    "CDNA4": "mi355x",
 }
 """Device whose measured rows, as shares of peak, stand for others of the same architecture."""
 

@@ -125,6 +125,15 @@ def test_a_source_is_known_where_its_framework_is_not() -> None:
 
 
 @pytest.mark.parametrize(
+    ("framework", "name"),
+    [("torchtitan (Primus 26.4)", "fsdp2-compiled"), ("Primus (Megatron-LM)", "megatron-core"), ("torchtitan", "fsdp2-compiled")],
+)  # fmt: skip
+def test_primus_is_what_it_starts(framework: str, name: str) -> None:
+    """AMD's launcher has torchtitan and Megatron behind it, and a run says which."""
+    assert _judged({"framework": framework}).job.profile.name == name
+
+
+@pytest.mark.parametrize(
     ("said", "name"),
     [
         ({"framework": "DeepSpeed 0.14", "zero_stage_or_fsdp": "ZeRO-3"}, "deepspeed-zero3"),
@@ -182,6 +191,15 @@ def test_modules_of_transformer_engine_are_fused_beside_any_loop() -> None:
         == "fused"
     )
     assert _judged({**PLAIN, "framework": "JAX Pax (Transformer Engine)"}).job.profile.kernels.name == "compiled"
+
+
+@pytest.mark.parametrize("framework", ["Megatron-Core", "PyTorch, Transformer Engine", "NeMo 24.07", "HF Trainer"])
+def test_kernels_that_no_compiler_made_do_not_go_with_it(framework: str) -> None:
+    """A run says that torch.compile is off: what was fused by hand stays fused, and what a compiler would have made is what torch runs."""
+    silent, off = (_judged({**PLAIN, "framework": framework, "compile": word}).job.profile for word in ("", "no"))
+    assert silent == off
+    compiled, eager = (_judged({"framework": "torchtitan", "compile": word}).job.profile for word in ("", "no"))
+    assert (compiled.kernels.name, eager.kernels.name) == ("compiled", "eager-composite")
 
 
 def test_layers_that_are_computed_again_are_counted_where_nothing_cuts_them() -> None:

@@ -14,8 +14,12 @@ from strategist.accuracy.cells import known_columns
 from strategist.accuracy.judge import judge, predictions
 from strategist.accuracy.table import read_runs
 from strategist.errors import InputError
+from strategist.facts.adapters import QUANTISED_BYTES, TARGETS
 from strategist.facts.clusters import load_cluster
+from strategist.facts.layers import build_layer
+from strategist.facts.model import LayerKind
 from strategist.facts.tiers import group_bandwidth, tiers
+from strategist.timing.rates import memory_Bps
 from tests.accuracy.published import published
 from tests.cli.harness import ROOT, RUN, runs_file
 from tests.strategies import CI
@@ -258,6 +262,44 @@ def test_weights_of_four_bits_take_time_to_unpack_and_less_room() -> None:
     whole, packed = judge([{**RUN, "id": task, "task": task} for task in ("lora", "qlora")])
     assert packed.step_s > whole.step_s
     assert packed.peak_bytes < whole.peak_bytes
+
+
+def test_autogptq_unpacks_by_operations_of_torch_and_once_per_forward() -> None:
+    """Six operations move 16.5 bytes per weight where bitsandbytes' kernel moves 2.5, in forward and as it runs again, and none in backward; without
+    recomputation all unpacked weights wait for backward, which has no model."""
+    row = {**RUN, "task": "qlora", "recompute": "full", "recompute_class": "full"}
+    nf4, gptq = judge([row, {**row, "id": "gptq", "precision": "bf16+int4 (GPTQ)"}])
+    weights = sum(
+        m.weights for m in build_layer(nf4.job.model, LayerKind("attention", "dense")).matrices if not m.is_adapter
+    )
+    more = (
+        (2 * 16.5 - 3 * (QUANTISED_BYTES + 2.0))
+        * weights
+        * nf4.job.model.layers
+        / memory_Bps(nf4.job.cluster.slowest.gpu)
+    )
+    layout = dict(gptq.case.layout) if gptq.case else {}
+    assert gptq.step_s - nf4.step_s == pytest.approx(layout["accumulation"] * more, rel=0.05)
+    (kept,) = judge([{**row, "precision": "bf16+int4 (GPTQ)", "recompute": "none", "recompute_class": "none"}])
+    assert "GPTQ without recomputation" in kept.skipped
+
+
+@pytest.mark.parametrize(
+    ("words", "targets"),
+    [
+        ("LoRA rank 8 on q_proj, v_proj", ("q", "v")),
+        ("LoRA rank 8 on linear_qkv, linear_proj", ("q", "k", "v", "o")),
+        ("adapters on every matrix, r=8", TARGETS),
+    ],
+)
+def test_adapters_stand_where_a_row_says(words: str, targets: tuple[str, ...]) -> None:
+    """With their rank and their matrices they are the planner's own; without, a share of the weights stands for them."""
+    stated, silent = judge([{**RUN, "id": one, "task": "lora", "sharding_detail": one} for one in (words, "")])
+    adapters = stated.job.model.adapters
+    assert adapters is not None and (adapters.rank, adapters.targets) == (8, targets)
+    assert silent.job.model.adapters is None
+    (packed,) = judge([{**RUN, "task": "qlora", "sharding_detail": words}])
+    assert packed.job.model.adapters is not None and packed.job.model.adapters.targets == targets
 
 
 @pytest.mark.parametrize(("detail", "merges"), [("", True), ("alltoall dispatcher", False), ("DeepEP", True)])

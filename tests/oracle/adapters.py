@@ -39,6 +39,13 @@ def packed(shape: ModelShape, kinds: Sequence[LayerKind], k: int) -> int:
     return len(kinds) * sum(up(outputs, k) * inputs for inputs, outputs in every)
 
 
+def unpacking(job: Job, number: float) -> tuple[float, float]:
+    """Bytes per weight in forward and in backward: NF4 read and written in both; GPTQ's word shifted, narrowed, masked, less its zero, scaled, once."""
+    if job.profile.kernels.unpacks == "gptq":
+        return (0.5 + 4) + (4 + 1) + (1 + 1) + (1 + 1) + (1 + 2), 0.0
+    return BITS / 8 + number, BITS / 8 + number
+
+
 def states(job: Job, layout: Layout, kinds: Sequence[LayerKind], whole: float, sharded: float) -> dict[str, float]:
     """Bytes of weights, gradients and moments; `whole` and `sharded` are elements with the adapters."""
     k = shards(layout)

@@ -198,11 +198,14 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
             once, 2 * once, _light_again(job, layout, kind) if some else redone(job, layout, "elementwise") * once
         )
     number, T, rate = BYTES[job.formats.compute], tokens(job, layout), memory_Bps(device_of(job))
-    back = adapters.packed(shape, [kind], 1) * (adapters.BITS / 8 + number)
+    first, second = adapters.unpacking(job, number)
+    packed = adapters.packed(shape, [kind], 1)
     read = sum(outputs for _, outputs in adapters.targets(shape))
     added = 3 * sum(inputs for inputs, _ in adapters.targets(shape))
-    forward = once + (number * T * read + back) / rate
-    return Pass(forward, 2 * once + (number * T * added + back) / rate, redone(job, layout, "elementwise") * forward)
+    forward = once + (number * T * read + packed * first) / rate
+    return Pass(
+        forward, 2 * once + (number * T * added + packed * second) / rate, redone(job, layout, "elementwise") * forward
+    )
 
 
 def _activated(job: Job, layout: Layout, kind: LayerKind) -> float:

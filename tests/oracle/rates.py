@@ -21,6 +21,7 @@ REFERENCE = {
     "Blackwell": "b200-sxm-180gb",
     "Blackwell Ultra": "b300-sxm-288gb",
     "Xe2": "arc-pro-b60",
+    "CDNA4": "mi355x",
 }
 """The device whose measured rows, as shares of peak, stand for others of its architecture."""
 

@@ -93,7 +93,8 @@ def adapted_cases(draw: Draw) -> Case:
         shape = with_adapters(plain, method, rank, targets)
     except ImpossibleError:  # a gate alone, and the model has none
         shape = with_adapters(plain, method, rank)
-    job = as_trained(replace(drawn, model=shape))
+    kernels = replace(drawn.profile.kernels, unpacks=draw(st.sampled_from(("nf4", "gptq"))))
+    job = as_trained(replace(drawn, model=shape, profile=replace(drawn.profile, kernels=kernels)))
     world = job.cluster.world
     shards = draw(st.sampled_from([n for n in range(1, world + 1) if world % n == 0]))
     zero = draw(st.sampled_from((2, 3))) if shards > 1 else 0

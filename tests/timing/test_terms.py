@@ -191,6 +191,15 @@ def test_cards_with_less_power_for_their_peak_reach_less_of_it(name: str, like: 
     assert large_share(card) < large_share(plenty) == share("cool_share", card) < 1.0
 
 
+def test_narrow_products_of_mi355x_are_as_slow_as_measured() -> None:
+    """Experts of DeepSeek-V2-Lite are 2,048 x 1,408: at 4,096 to 8,192 rows products with a side of 512 to 1,536 reach 797 TFLOP/s in the middle, those of
+    8,192 and more 1,494 (ROCm/aiter: aiter/configs, *bf16_tuned_gemm.csv of 256 compute units)."""
+    for name in ("mi355x", "mi350x"):
+        rates = matmul_rates(gpu_by_id(name), "bf16")
+        narrow, wide = (float(rates.at(np.array([4096.0]), np.array([side]))[0]) for side in (1408.0, 8192.0))
+        assert 0.5 < narrow / wide < 0.75
+
+
 @pytest.mark.parametrize("name", ["rtx-4090", "a10g", "l4"])
 def test_small_devices_are_full_with_small_products(name: str) -> None:
     """Of what it reaches with large products, a device of an architecture's reference at a fraction of the peak keeps more
