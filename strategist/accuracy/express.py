@@ -75,6 +75,8 @@ version not to Turing (Tri Dao in Dao-AILab/flash-attention issues 148 and 562; 
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_flash_attention_hardware_support)."""
 _PURE = re.compile(r"\b(?:pure|true)\b")
 """Weights, gradients and moments in the format of the products, as torch's model.to(torch.bfloat16) leaves them."""
+_ONE_KERNEL = re.compile(r"\bflash|\bsdpa\b|\bfmha\b|\bcudnn\b|\bmemory[ -]efficient\b|\bfused (?:multi-?head )?attention\b")
+"""Attention in one kernel, by the names that torch, apex, cuDNN and xFormers have for it; a "fused softmax" writes its scores."""
 _FLASH_1 = re.compile(r"flash[ -]?att(?:entio)?n[ -]?(?:v ?)?1\b|\bfa-?1\b|\bflash ?v?1\b")
 _CHUNKED = re.compile(
     r"chunked (?:output |cross|loss)|cewithchunked|\bliger|linear ?cross ?entropy|cut cross", re.IGNORECASE
@@ -300,8 +302,7 @@ def _attention(run: Run, profile: Profile, machines: Machines, *, has_engine: bo
     gpu = gpu_by_id(machines.gpu)
     if not said and gpu.vendor == "NVIDIA" and float(gpu.compute_capability or _FUSES_FROM) < _FUSES_FROM:
         return "unfused"
-    has_flash = "flash" in said or "sdpa" in said
-    return "flash" if has_flash and profile.attention == "unfused" else None
+    return "flash" if _ONE_KERNEL.search(said) and profile.attention == "unfused" else None
 
 
 def _precision(run: Run) -> Precision:
