@@ -75,7 +75,9 @@ version not to Turing (Tri Dao in Dao-AILab/flash-attention issues 148 and 562; 
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_flash_attention_hardware_support)."""
 _PURE = re.compile(r"\b(?:pure|true)\b")
 """Weights, gradients and moments in the format of the products, as torch's model.to(torch.bfloat16) leaves them."""
-_ONE_KERNEL = re.compile(r"\bflash|\bsdpa\b|\bfmha\b|\bcudnn\b|\bmemory[ -]efficient\b|\bfused (?:multi-?head )?attention\b")
+_ONE_KERNEL = re.compile(
+    r"\bflash|\bsdpa\b|\bfmha\b|\bcudnn\b|\bmemory[ -]efficient\b|\bfused (?:multi-?head )?attention\b"
+)
 """Attention in one kernel, by the names that torch, apex, cuDNN and xFormers have for it; a "fused softmax" writes its scores."""
 _FLASH_1 = re.compile(r"flash[ -]?att(?:entio)?n[ -]?(?:v ?)?1\b|\bfa-?1\b|\bflash ?v?1\b")
 _CHUNKED = re.compile(

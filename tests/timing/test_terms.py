@@ -338,6 +338,23 @@ def test_experts_of_one_micro_batch_hide_behind_another() -> None:
     assert part("pp=2,vp=4,dp=8,zero=1,ep=8,mbs=4") > part("pp=2,dp=8,zero=1,ep=8,mbs=4")
 
 
+def test_chunks_in_turn_give_gradients_time_to_travel() -> None:
+    """Where chunks of a stage take turns of pp micro-batches, what one has made is reduced while the others run theirs, so that less is in the
+    open; units of FSDP wait for it, and a chunk alone has its own backward and no more."""
+
+    nodes = load_cluster("dgx-h100:16").groups[0]
+    slow = replace(load_cluster("dgx-h100:16"), groups=(replace(nodes, node=replace(nodes.node, inter_Bps=5e10)),))
+
+    def part(name: str, chunks: int) -> float:
+        times = timed(job(find_profile(name), cluster=slow), f"tp=2,pp=4,vp={chunks},dp=16,zero=1,mbs=1")
+        shown, hidden = (float(where["dp"][0]) for where in (times.exposed, times.hidden))
+        return shown / (shown + hidden)
+
+    one_chunk, two = (part("nemo", chunks) for chunks in (1, 2))
+    assert one_chunk > 1.1 * two
+    assert part("fsdp2", 2) >= part("fsdp2", 1)
+
+
 def test_weights_sent_rank_by_rank_pay_a_start_up_for_each() -> None:
     """Broadcasting updated weights once per rank of the ZeRO group costs as many start-ups as there are ranks, where gathering
     them costs one; the bytes are the same."""
