@@ -64,6 +64,8 @@ _HIDES_EXPERTS = re.compile(
     r"\boverlap_moe_expert_parallel_comm\b|\bep[ -](?:comm(?:unication)? )?overlap\b", re.IGNORECASE
 )
 """Traffic of experts behind passes over other micro-batches (NVIDIA/Megatron-LM: overlap_moe_expert_parallel_comm)."""
+_NARROW_BASE = re.compile(r"\bfp8[ _-](?:weights|params?|model_init)\b", re.IGNORECASE)
+"""Frozen weights that rest in fp8 (NVIDIA/NeMo: fp8_params)."""
 _DISPATCHES_FP8 = re.compile(r"\bfp8[ -]dispatch", re.IGNORECASE)
 _MEGATRON = re.compile(r"megatron|neox|largescale")
 """Frameworks whose own kernels DeepSpeed drives."""
@@ -158,7 +160,7 @@ def express(run: Run) -> Case:
     is_lora = method == "lora"
     trainable = ADAPTERS if is_lora else 1.0
     cluster = cluster_of(machines)
-    profile = with_frozen_base(profile, adapts_all=ADAPTS_ALL in run.get("sharding_detail", "")) if is_lora else profile
+    profile = _frozen(run, profile) if is_lora else profile
     job = Job(
         cluster=cluster,
         model=shape,
@@ -175,6 +177,13 @@ def express(run: Run) -> Case:
         raise Unexpressed(f"{lacking.name} does not multiply in {work.precision}")
     _possible(job, measured, 1.0 if run.get("recompute_class", "") == "full" else 0.0)
     return Case(run["id"], job, tuple(layout.items()), measured, _states_recompute(run))
+
+
+def _frozen(run: Run, profile: Profile) -> Profile:
+    """The profile for adapters, as a row says where they stand and how what they stand beside rests."""
+    detail = run.get("sharding_detail", "")
+    is_narrow = precision_of(run) in ("fp8", "fp4") and _NARROW_BASE.search(detail)
+    return with_frozen_base(profile, adapts_all=ADAPTS_ALL in detail, stored="float8" if is_narrow else "")
 
 
 def _possible(job: Job, measured: Measured, again: float) -> None:

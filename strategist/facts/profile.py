@@ -285,10 +285,11 @@ def merges_copies(said: str) -> bool | None:
     return next((bool(row["merges_copies"]) for row in rows("dispatchers") if row["word"] in words), None)
 
 
-def with_frozen_base(profile: Profile, *, adapts_all: bool = False) -> Profile:
+def with_frozen_base(profile: Profile, *, adapts_all: bool = False, stored: str = "") -> Profile:
     """The profile for training adapters, beside every matrix with `adapts_all`: weights that are not trained lie in the compute format (Hu et al. 2021, arXiv
-    2106.09685; huggingface/peft loads the base model as it computes)."""
-    formats = tuple((precision, replace(own, parameter=own.compute)) for precision, own in profile.formats)
+    2106.09685; huggingface/peft loads the base model as it computes), or as `stored`: nobody updates them, so that Transformer Engine may hold them
+    in fp8 alone (NVIDIA/TransformerEngine: transformer_engine/pytorch/fp8.py, fp8_model_init)."""
+    formats = tuple((precision, replace(own, parameter=stored or own.compute)) for precision, own in profile.formats)
     return replace(profile, formats=formats, keeping=replace(profile.keeping, adapts_all=adapts_all))
 
 

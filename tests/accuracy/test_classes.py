@@ -472,6 +472,24 @@ def test_nvidia_s_bert_of_mlperf_is_no_other_bert() -> None:
     assert (found.kernels.plain, found.kernels.dropout) < (plain.plain, plain.dropout)
 
 
+def test_frozen_weights_may_rest_in_fp8() -> None:
+    """Nobody updates them; adapters and what is trained whole are another matter."""
+    lora = {
+        **PLAIN,
+        "framework": "NeMo",
+        "task": "lora",
+        "precision": "fp8",
+        "hardware": "h100-sxm-80gb",
+        "model": "llama-2-7b",
+    }
+    said = "fp8 weights (fp8_params)"
+    wide, narrow = (_judged({**lora, "sharding_detail": words}) for words in ("", said))
+    assert wide.peak_bytes - narrow.peak_bytes == pytest.approx(6.74e9 * 1.05, rel=0.05)
+    whole, same = (_judged({**lora, "task": "pretrain", "sharding_detail": words}).peak_bytes for words in ("", said))
+    assert whole == same
+    assert _judged({**lora, "precision": "bf16", "sharding_detail": said}).job.formats.parameter == "bfloat16"
+
+
 def test_nemo_of_2023_is_another_on_hopper() -> None:
     """There it called Transformer Engine; on A100 it wrote scores."""
     said = {**PIPELINE, "framework": "NVIDIA NeMo Megatron Release 23.04", "step_time_s": "60"}
