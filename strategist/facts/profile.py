@@ -108,7 +108,8 @@ class Profile:
     policy by model and machine, so that silence says little; `host_gradient_bytes` of every weight's gradient lie beside an optimizer that rests
     on the host, and none on the device once ZeRO shares them out; `reduce_bucket` is how many gradients DeepSpeed's ZeRO has room for in the buffers from
     which it reduces them; `launches_wait` that the CPU waits for every kernel before it issues the
-    next (CUDA_LAUNCH_BLOCKING=1), as a run or its machine says."""
+    next (CUDA_LAUNCH_BLOCKING=1), as a run or its machine says; `head_tokens` is the share of tokens that head and loss see, where
+    only those that were masked are picked out before them."""
 
     name: str
     title: str
@@ -148,6 +149,7 @@ class Profile:
     dispatches_fp8: bool = False
     host_gradient_bytes: float = 0.0
     reduce_bucket: int = 0
+    head_tokens: float = 1.0
 
     def formats_for(self, precision: str) -> Formats:
         """Number formats of a precision policy; fp4 differs from fp8, and tf32 from fp32, inside of matrix products alone."""
@@ -369,4 +371,5 @@ def find_profile(name: str = "strategist") -> Profile:
         source=row["source"],
         host_gradient_bytes=row.get("host_gradient_bytes", 0.0),
         reduce_bucket=row.get("reduce_bucket", 0),
+        head_tokens=row.get("head_tokens", 1.0),
     )

@@ -468,6 +468,7 @@ def test_nvidia_s_bert_of_mlperf_is_no_other_bert() -> None:
     ).job.profile
     own = found.formats_for("fp16")
     assert (found.name, own.parameter, own.reduce, found.zero) == ("mlperf-bert", "float16", "float16", 1)
+    assert found.head_tokens == 0.15  # only masked tokens come to its head
     plain = find_profile("ddp-apex-once").kernels
     assert (found.kernels.plain, found.kernels.dropout) < (plain.plain, plain.dropout)
 

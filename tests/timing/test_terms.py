@@ -355,6 +355,18 @@ def test_chunks_in_turn_give_gradients_time_to_travel() -> None:
     assert part("fsdp2", 2) >= part("fsdp2", 1)
 
 
+def test_a_head_of_masked_tokens_costs_their_share() -> None:
+    """Where 15 of 100 tokens are picked out before the head, the loss moves 15 of 100 bytes, and the head's product takes less."""
+    picks = find_profile("mlperf-bert")
+    assert picks.head_tokens == 0.15
+    assert {find_profile(name).head_tokens for name in frameworks() if name != picks.name} == {1.0}
+    few, every = (timed(job(replace(picks, head_tokens=part))) for part in (0.15, 1.0))
+    assert seconds(few, "loss") == pytest.approx(0.15 * seconds(every, "loss"), rel=1e-6)
+    head = load_model("llama-3.1-8b").vocab * 4096.0 * 4 * 4096 * 6  # four micro-batches; FLOP of all three products
+    assert seconds(every, "matmul") - seconds(few, "matmul") > 0.85 * head / 989e12
+    assert seconds(few, "attention") == seconds(every, "attention")
+
+
 def test_weights_sent_rank_by_rank_pay_a_start_up_for_each() -> None:
     """Broadcasting updated weights once per rank of the ZeRO group costs as many start-ups as there are ranks, where gathering
     them costs one; the bytes are the same."""
