@@ -82,6 +82,8 @@ _ONE_KERNEL = re.compile(
 )
 """Attention in one kernel, by the names that torch, apex, cuDNN and xFormers have for it; a "fused softmax" writes its scores."""
 _FLASH_1 = re.compile(r"flash[ -]?att(?:entio)?n[ -]?(?:v ?)?1\b|\bfa-?1\b|\bflash ?v?1\b")
+_CUDNN = re.compile(r"\bcudnn|flash[ -]?att(?:entio)?n[ -]?(?:v ?)?3\b|\bfa-?3\b")
+"""Attention of cuDNN, and FlashAttention-3, which is as fast (Shah et al. 2024, arXiv 2407.08608, figures 5 and 6)."""
 _CHUNKED = re.compile(
     r"chunked (?:output |cross|loss)|cewithchunked|\bliger|linear ?cross ?entropy|cut cross", re.IGNORECASE
 )
@@ -308,7 +310,7 @@ def _attention(run: Run, profile: Profile, machines: Machines, *, has_engine: bo
         return "flash1"
     if "flash-attn 2" in said:
         return "flash"
-    if has_engine and not any(words in detail for words in ("SDPA", "FlexAttn")):
+    if _CUDNN.search(said) or (has_engine and not any(words in detail for words in ("SDPA", "FlexAttn"))):
         return "cudnn"
     gpu = gpu_by_id(machines.gpu)
     if not said and gpu.vendor == "NVIDIA" and float(gpu.compute_capability or _FUSES_FROM) < _FUSES_FROM:

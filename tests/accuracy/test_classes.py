@@ -155,7 +155,11 @@ PLAIN = {"framework": "HF Trainer", "zero_class": "0", "seq_len": "512", "model"
         ({"attention_impl": "from scratch, writes scores out"}, "unfused"),
         *(
             ({"framework": "DeepLearningExamples BERT", "attention_impl": words}, "flash")
-            for words in ("cuDNN fused attention", "fused attention of apex (fmha)", "memory-efficient (xFormers)")
+            for words in ("fused attention of apex (fmha)", "memory-efficient (xFormers)")
+        ),
+        *(
+            ({"framework": "DeepLearningExamples BERT", "attention_impl": words}, "cudnn")
+            for words in ("cuDNN fused attention", "flash (cuDNN)", "flash-attn 3", "FA3")
         ),
         ({"framework": "DeepLearningExamples BERT", "attention_impl": "fused softmax"}, "unfused"),
         ({"framework": "PyTorch, Transformer Engine"}, "cudnn"),

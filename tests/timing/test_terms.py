@@ -445,6 +445,21 @@ def test_attention_counts_the_keys_that_a_query_meets(model: str) -> None:
     assert found[-1] == found[-2] == length / 2
 
 
+@pytest.mark.parametrize("cluster", ["dgx-b200", "dgx-b300"])
+def test_flash_attention_2_has_no_kernel_of_its_own_for_blackwell(cluster: str) -> None:
+    """It runs there at about H100's rate, where cuDNN is three times as fast; a graphics card of that architecture keeps its share."""
+    there = replace(job(), cluster=load_cluster(f"{cluster}:2"))
+    hopper, flash, cudnn = (
+        seconds(timed(replace(each, profile=with_habits(find_profile(), attention=name))), "attention")
+        for each, name in ((job(), "flash"), (there, "flash"), (there, "cudnn"))
+    )
+    assert 0.65 * hopper < flash < hopper
+    assert flash > 3 * cudnn
+    card, server = (gpu_by_id(name) for name in ("rtx-5090", "b200-sxm-180gb"))
+    assert card.arch == server.arch
+    assert share("attention_forward_share", card) > 2 * share("attention_forward_share", server)
+
+
 def test_a_ring_calls_flash_attention_itself() -> None:
     """Heads that are exchanged meet cuDNN, keys that travel do not."""
     ring, exchange = (
