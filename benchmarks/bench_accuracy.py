@@ -67,6 +67,7 @@ FITTED: Mapping[str, str] = {
     "expandable_slack": "simumax-b200",
     "streams and idle blocks of reserved memory; unties, update_copies and adapters of litgpt; facts of rows corrected (benchmarks/truth/README.md)": "looked up because the residuals of pytorch-torchtitan, pytorch-torchao and litgpt-config-hub asked for it (no constant was set with them; the blocks from traces of our own program)",
     "walks of rings through nodes, links through the host, profiles of nanotron, oneflow, megatron-2019 and ddp-apex-once, what rows say of old cards and trainers (docs/decisions/0197 to 0200)": "looked up because the residuals of later.csv, of internlm-internevo and of mli-transformers-benchmarks asked for it (no constant was set with them)",
+    "chunks that take turns, profile of mlperf-bert, attention on Blackwell, lists of networks, weights at rest in fp8; facts of rows corrected (docs/decisions/0202)": "looked up because the residuals of later.csv and of the mlperf-training sources asked for it (no constant was set with them)",
     "profile and hooks of deepspeed-zero3, stages that take turns": "looked up because the residuals of deepspeed-blogs and bigscience-bloom-prequel asked for it (the hooks' time was measured on a CPU, before the rows of 254M came)",
 }
 """Constants of the catalogue that were set with these rows in sight; their sources' errors are not held out."""

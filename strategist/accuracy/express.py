@@ -71,6 +71,8 @@ _HIDES_EXPERTS = re.compile(
     r"\boverlap_moe_expert_parallel_comm\b|\bep[ -](?:comm(?:unication)? )?overlap\b", re.IGNORECASE
 )
 """Traffic of experts behind passes over other micro-batches (NVIDIA/Megatron-LM: overlap_moe_expert_parallel_comm)."""
+_NARROW_BASE = re.compile(r"\bfp8[ _-](?:weights|params?|model_init)\b", re.IGNORECASE)
+"""Frozen weights that rest in fp8 (NVIDIA/NeMo: fp8_params)."""
 _DISPATCHES_FP8 = re.compile(r"\bfp8[ -]dispatch", re.IGNORECASE)
 _MEGATRON = re.compile(r"megatron|neox|largescale")
 """Frameworks whose own kernels DeepSpeed drives."""
@@ -87,7 +89,15 @@ _NARROW_MOMENTS = re.compile(r"\b(?:bf16|bfloat16)\b[^;]*\bmoments?\b", re.IGNOR
 --exp-avg-sq-dtype bf16; DeepSeek-AI 2024, arXiv 2412.19437, section 3.3.3)."""
 _MOMENTS, _OF_16_BITS = 8.0, 4.0
 """Bytes of both, per weight."""
+
+
+_ONE_KERNEL = re.compile(
+    r"\bflash|\bsdpa\b|\bfmha\b|\bcudnn\b|\bmemory[ -]efficient\b|\bfused (?:multi-?head )?attention\b"
+)
+"""Attention in one kernel, by the names that torch, apex, cuDNN and xFormers have for it; a "fused softmax" writes its scores."""
 _FLASH_1 = re.compile(r"flash[ -]?att(?:entio)?n[ -]?(?:v ?)?1\b|\bfa-?1\b|\bflash ?v?1\b")
+_CUDNN = re.compile(r"\bcudnn|flash[ -]?att(?:entio)?n[ -]?(?:v ?)?3\b|\bfa-?3\b")
+"""Attention of cuDNN, and FlashAttention-3, which is as fast (Shah et al. 2024, arXiv 2407.08608, figures 5 and 6)."""
 _CHUNKED = re.compile(
     r"chunked (?:output |cross|loss)|cewithchunked|\bliger|linear ?cross ?entropy|cut cross", re.IGNORECASE
 )
@@ -167,7 +177,7 @@ def express(run: Run) -> Case:
     is_lora = method == "lora" and shape.adapters is None
     trainable = ADAPTERS if is_lora else 1.0
     cluster = cluster_of(machines)
-    profile = with_frozen_base(profile, adapts_all=ADAPTS_ALL in run.get("sharding_detail", "")) if is_lora else profile
+    profile = _frozen(run, profile) if is_lora else profile
     job = Job(
         cluster=cluster,
         model=shape,
@@ -184,6 +194,13 @@ def express(run: Run) -> Case:
         raise Unexpressed(f"{lacking.name} does not multiply in {work.precision}")
     _possible(job, measured, 1.0 if run.get("recompute_class", "") == "full" else 0.0)
     return Case(run["id"], job, tuple(layout.items()), measured, _states_recompute(run))
+
+
+def _frozen(run: Run, profile: Profile) -> Profile:
+    """The profile for adapters, as a row says where they stand and how what they stand beside rests."""
+    detail = run.get("sharding_detail", "")
+    is_narrow = precision_of(run) in ("fp8", "fp4") and _NARROW_BASE.search(detail)
+    return with_frozen_base(profile, adapts_all=ADAPTS_ALL in detail, stored="float8" if is_narrow else "")
 
 
 def _possible(job: Job, measured: Measured, again: float) -> None:
@@ -339,13 +356,12 @@ def _attention(run: Run, profile: Profile, machines: Machines, *, has_engine: bo
         return "flash1"
     if "flash-attn 2" in said:
         return "flash"
-    if has_engine and not any(words in detail for words in ("SDPA", "FlexAttn")):
+    if _CUDNN.search(said) or (has_engine and not any(words in detail for words in ("SDPA", "FlexAttn"))):
         return "cudnn"
     gpu = gpu_by_id(machines.gpu)
     if not said and gpu.vendor == "NVIDIA" and float(gpu.compute_capability or _FUSES_FROM) < _FUSES_FROM:
         return "unfused"
-    has_flash = "flash" in said or "sdpa" in said
-    return "flash" if has_flash and profile.attention == "unfused" else None
+    return "flash" if _ONE_KERNEL.search(said) and profile.attention == "unfused" else None
 
 
 def _writes_scores(said: str) -> bool:

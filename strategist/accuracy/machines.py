@@ -27,7 +27,10 @@ _BLOCKING: tuple[tuple[str, str, int], ...] = (("jean zay", "A100", 20),)
 for every kernel. Source: bigscience-workshop/bigscience: train/tr11-176B-ml/chronicles-prequel.md, "dealing with JZ hanging on the
 large model": 20 nodes may hang and 40 always do without CUDA_LAUNCH_BLOCKING=1, which was kept for what followed."""
 
-_PORTS = re.compile(r"(\d+) ?x ?(?:[A-Za-z][\w-]* )*(\d+) ?Gb")
+_PORTS = re.compile(r"(\d+) ?[x×] ?[^,;+]*?(\d+) ?Gb")
+"""Ports of one network: how many, and the rate of each, with the adapter's name and number between them."""
+_COMPUTE = re.compile(r"\bcompute\b[^:,;]*:([^,;]*)", re.IGNORECASE)
+"""The part of a list of networks that carries the job; the others are for storage and management."""
 _PER_NODE = re.compile(r"(\d+) Gb/s(?: measured)? per node")
 _PER_GPU = re.compile(r"(\d+) Gb/s (?:\(.*\) )?per GPU")
 _PAIR = re.compile(r"~ ?(\d+(?:\.\d+)?) GB/s")
@@ -213,11 +216,12 @@ def _pair_Bps(run: Run) -> float | None:
 
 
 def _node_Bps(text: str, per_node: int) -> float | None:
-    """The rate of a whole node, one direction, when the text states one."""
+    """The rate of a whole node, one direction, when the text states one: of several networks the one for the job, else the fastest."""
     if match := _PER_GPU.search(text):
         return int(match[1]) * per_node * 1e9 / 8
-    if match := _PORTS.search(text):
-        return int(match[1]) * int(match[2]) * 1e9 / 8
+    job = _COMPUTE.search(text)
+    if networks := [int(ports) * int(rate) for ports, rate in _PORTS.findall(job[1] if job else text)]:
+        return max(networks) * 1e9 / 8
     if match := _PER_NODE.search(text):
         return int(match[1]) * 1e9 / 8
     return None

@@ -113,7 +113,8 @@ class Profile:
     policy by model and machine, so that silence says little; `host_gradient_bytes` of every weight's gradient lie beside an optimizer that rests
     on the host, and none on the device once ZeRO shares them out; `reduce_bucket` is how many gradients DeepSpeed's ZeRO has room for in the buffers from
     which it reduces them; `launches_wait` that the CPU waits for every kernel before it issues the
-    next (CUDA_LAUNCH_BLOCKING=1), as a run or its machine says."""
+    next (CUDA_LAUNCH_BLOCKING=1), as a run or its machine says; `head_tokens` is the share of tokens that head and loss see, where
+    only those that were masked are picked out before them."""
 
     name: str
     title: str
@@ -153,6 +154,7 @@ class Profile:
     dispatches_fp8: bool = False
     host_gradient_bytes: float = 0.0
     reduce_bucket: int = 0
+    head_tokens: float = 1.0
 
     def formats_for(self, precision: str) -> Formats:
         """Number formats of a precision policy; fp4 differs from fp8, and tf32 from fp32, inside of matrix products alone."""
@@ -296,10 +298,11 @@ def merges_copies(said: str) -> bool | None:
     return next((bool(row["merges_copies"]) for row in rows("dispatchers") if row["word"] in words), None)
 
 
-def with_frozen_base(profile: Profile, *, adapts_all: bool = False) -> Profile:
+def with_frozen_base(profile: Profile, *, adapts_all: bool = False, stored: str = "") -> Profile:
     """The profile for training adapters, beside every matrix with `adapts_all`: weights that are not trained lie in the compute format (Hu et al. 2021, arXiv
-    2106.09685; huggingface/peft loads the base model as it computes)."""
-    formats = tuple((precision, replace(own, parameter=own.compute)) for precision, own in profile.formats)
+    2106.09685; huggingface/peft loads the base model as it computes), or as `stored`: nobody updates them, so that Transformer Engine may hold them
+    in fp8 alone (NVIDIA/TransformerEngine: transformer_engine/pytorch/fp8.py, fp8_model_init)."""
+    formats = tuple((precision, replace(own, parameter=stored or own.compute)) for precision, own in profile.formats)
     return replace(profile, formats=formats, keeping=replace(profile.keeping, adapts_all=adapts_all))
 
 
@@ -379,4 +382,5 @@ def find_profile(name: str = "strategist") -> Profile:
         source=row["source"],
         host_gradient_bytes=row.get("host_gradient_bytes", 0.0),
         reduce_bucket=row.get("reduce_bucket", 0),
+        head_tokens=row.get("head_tokens", 1.0),
     )

@@ -88,7 +88,7 @@ def largest_bytes_CS(job: Job, group: Group) -> Reals:
 @remembered
 def _vocabulary_CS(job: Job, group: Group) -> Reals:
     """Elements of the logits that exist at one time on one rank, of one micro-batch or of a chunk of it, (C, S)."""
-    rows = tokens(job, group.candidates)
+    rows = tokens(job, group.candidates) * job.profile.head_tokens
     if group.candidates.chunks_loss:
         rows = loss_chunk(rows, job.model.hidden, job.model.vocab)
     wide = rows * ceil_div(job.model.vocab, group.candidates["tp"])

@@ -65,7 +65,7 @@ def _head_seconds(job: Job, c: Candidates) -> tuple[Reals, Reals]:
     shape, gpu = job.model, job.cluster.slowest.gpu
     if not shape.vocab or shape.kind == "vit":
         return np.zeros(len(c)), np.zeros(len(c))
-    rows = tokens(job, c)
+    rows = tokens(job, c) * job.profile.head_tokens
     own, depth = ceil_div(shape.vocab, c["tp"]), np.full(len(c), float(shape.hidden))
     width = (ceil_div(own, 64) * 64 if job.profile.pads_vocabulary else own).astype(np.float64)
     loss = rows * shape.vocab / c["tp"] * job.profile.kernels.logit_bytes / memory_Bps(gpu)

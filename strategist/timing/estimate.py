@@ -586,6 +586,18 @@ class _Cover:
         return _Cover(self.behind, members, *(function(part) for part in (self.total, self.rest, self.rounds)))
 
 
+def _last_of_chunks(c: Candidates) -> Reals:
+    """How many micro-batches' backward a stage computes after the first gradients of its last chunk are whole, and forward before the weights of
+    that chunk are read, (C,): a micro-batch, and of interleaved chunks, which run pp micro-batches in turn, those of a turn for every
+    other chunk (NVIDIA/Megatron-LM: megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: grad_sync_func
+    once a chunk's last micro-batch is through, param_sync_func of the next chunk when one begins). Of units, FSDP's backward of a chunk ends
+    with a wait for its reductions (pytorch/pytorch: torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _root_post_backward_final_callback)."""
+    chunks = np.where(c.is_word("schedule", "interleaved"), c["virtual_stages"], 1)
+    turn = np.minimum(c["pp"], c["accumulation"])
+    found: Reals = (1.0 + (chunks - 1.0) * turn) / chunks
+    return found
+
+
 def _free(job: Job) -> float:
     """What of compute is left to it where collectives run beside it."""
     return 1.0 - share("contention_share", job.cluster.slowest.gpu)
@@ -602,6 +614,8 @@ def _covers(job: Job, group: Group, sends: Sends) -> tuple[Sends, list[_Cover]]:
         members = by_cover[behind]
         total = total_of(sent.seconds for sent in members)
         rounds = reduce(np.maximum, [np.minimum(sent.item.count_CS, micro) for sent in members])
+        if behind in ("forward", "backward") and not job.profile.has_units:
+            rounds = np.maximum(rounds, _last_of_chunks(group.candidates)[:, None])
         covers.append(_Cover(behind, members, total, total * (1.0 - _first_piece(group, behind)), rounds))
     return in_the_open, covers
 

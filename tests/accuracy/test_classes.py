@@ -9,7 +9,7 @@ from strategist.accuracy.classes import precision_of, with_classes
 from strategist.accuracy.judge import Judged, judge
 from strategist.accuracy.table import Run, read_runs
 from strategist.facts.parameters import count
-from strategist.facts.profile import BYTES, profile_of
+from strategist.facts.profile import BYTES, find_profile, profile_of
 from tests.cli.harness import RUN
 
 PUBLISHED: tuple[Run, ...] = read_runs(str(RUNS))
@@ -172,6 +172,15 @@ PLAIN = {"framework": "HF Trainer", "zero_class": "0", "seq_len": "512", "model"
         ({"hardware": "NVIDIA A100-SXM4-80GB"}, "flash"),
         ({"hardware": "AMD Instinct MI300X OAM"}, "flash"),
         ({"attention_impl": "from scratch, writes scores out"}, "unfused"),
+        *(
+            ({"framework": "DeepLearningExamples BERT", "attention_impl": words}, "flash")
+            for words in ("fused attention of apex (fmha)", "memory-efficient (xFormers)")
+        ),
+        *(
+            ({"framework": "DeepLearningExamples BERT", "attention_impl": words}, "cudnn")
+            for words in ("cuDNN fused attention", "flash (cuDNN)", "flash-attn 3", "FA3")
+        ),
+        ({"framework": "DeepLearningExamples BERT", "attention_impl": "fused softmax"}, "unfused"),
         ({"framework": "PyTorch, Transformer Engine"}, "cudnn"),
     ],
 )
@@ -485,6 +494,74 @@ def test_scripts_of_their_time_are_known_by_name() -> None:
         for name in ("DeepSpeed Megatron-LM v0.2", "Megatron-DeepSpeed")
     )
     assert (old.kernels.name, new.kernels.name) == ("eager-composite", "megatron-deepspeed")
+
+
+def test_nvidia_s_bert_of_mlperf_is_no_other_bert() -> None:
+    """Its weights and gradients have two bytes, its optimizer's shards the fp32 ones, and its layers fewer kernels."""
+    found = _judged(
+        {**PLAIN, "framework": "NVIDIA BERT of MLPerf, run_pretraining.py (PyTorch 23.09)", "precision": "fp16"}
+    ).job.profile
+    own = found.formats_for("fp16")
+    assert (found.name, own.parameter, own.reduce, found.zero) == ("mlperf-bert", "float16", "float16", 1)
+    assert found.head_tokens == 0.15  # only masked tokens come to its head
+    plain = find_profile("ddp-apex-once").kernels
+    assert (found.kernels.plain, found.kernels.dropout) < (plain.plain, plain.dropout)
+
+
+def test_frozen_weights_may_rest_in_fp8() -> None:
+    """Nobody updates them; adapters and what is trained whole are another matter."""
+    lora = {
+        **PLAIN,
+        "framework": "NeMo",
+        "task": "lora",
+        "precision": "fp8",
+        "hardware": "h100-sxm-80gb",
+        "model": "llama-2-7b",
+    }
+    said = "fp8 weights (fp8_params)"
+    wide, narrow = (_judged({**lora, "sharding_detail": words}) for words in ("", said))
+    assert wide.peak_bytes - narrow.peak_bytes == pytest.approx(6.74e9 * 1.05, rel=0.05)
+    whole, same = (_judged({**lora, "task": "pretrain", "sharding_detail": words}).peak_bytes for words in ("", said))
+    assert whole == same
+    assert _judged({**lora, "precision": "bf16", "sharding_detail": said}).job.formats.parameter == "bfloat16"
+
+
+def test_nemo_of_2023_is_another_on_hopper() -> None:
+    """There it called Transformer Engine; on A100 it wrote scores."""
+    said = {**PIPELINE, "framework": "NVIDIA NeMo Megatron Release 23.04", "step_time_s": "60"}
+    hopper, ampere = (
+        _judged({**said, "hardware": card}).job.profile.name for card in ("h100-sxm-80gb", "a100-sxm-80gb")
+    )
+    assert (hopper, ampere) == ("nemo", "megatron-2022")
+
+
+@pytest.mark.parametrize(
+    ("words", "Gbps"),
+    [
+        ("8x ConnectX-7 IB NDR 400Gb/s", 3200),
+        ("Management: 1x Bluefield-2 DPU Ethernet 100Gb/Sec, Compute: 8x ConnectX-7 InfiniBand NDR 400Gb/Sec", 3200),
+        ("Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s", 3200),
+        ("Storage: 4x ConnectX-7 IB NDR 400Gb/s, Compute: 2x ConnectX-6 IB HDR 200Gb/s", 400),
+        ("1x Ethernet 100Gb/Sec, 8x NVIDIA Quantum-2 CX7 InfiniBand (400Gb/s)", 3200),
+        ("Management: 1 x 25 Gb / Sec Ethernet, Compute: 1 x ConnectX - 6 IB HDR100 100 Gb / Sec", 100),
+        ("2x Cornelis Networks Omni-Path HFI Adapter 100 Series 100Gb/Sec", 200),
+        ("IB 8x200 Gb/s HDR per node (1 per GPU)", 1600),
+        ("RoCE 1600 Gb/s per node", 1600),
+    ],
+)
+def test_of_several_networks_the_one_for_the_job_counts(words: str, Gbps: int) -> None:
+    """Else the fastest: storage and management have their own."""
+    two_nodes = {
+        **PLAIN,
+        "hardware": "h100-sxm-80gb",
+        "gpus_total": "16",
+        "gpus_per_node": "8",
+        "dp": "16",
+        "global_batch_seqs": "16",
+        "inter_node": words,
+    }
+    (node,) = {group.node for group in _judged(two_nodes).job.cluster.groups}
+    assert node.inter_Bps == pytest.approx(Gbps * 1e9 / 8)
 
 
 def test_the_card_of_marenostrum_is_no_h100_of_80_gigabytes() -> None:

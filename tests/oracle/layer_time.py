@@ -319,7 +319,7 @@ def head_time(job: Job, layout: Layout) -> dict[str, Pass]:
     shape = job.model
     if not shape.vocab:
         return {}
-    T = tokens(job, layout)
+    T = tokens(job, layout) * job.profile.head_tokens
     padded = ceil(shape.vocab / layout["tp"])
     if job.profile.pads_vocabulary:
         padded = ceil(padded / 64) * 64

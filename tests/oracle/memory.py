@@ -222,6 +222,7 @@ class Stage:
         self.casts = formats.compute != formats.parameter
         self.tied = job.model.tied and a["pp"] == 1
         self.T, self.h = tokens(job, a), job.model.hidden
+        self.seen = self.T * job.profile.head_tokens
         self.whole = self.T * self.h * self.c
         self.tiles = tiles_of(job.model, a)
         self.wl = self.w.widest / (a["tiling"] if self.tiles == 1 else 1)
@@ -375,7 +376,7 @@ class Stage:
         own = (
             (per_entry + (self.c if held and self.piped and self.job.profile.has_units else 0.0)) if self.last else 0.0
         )
-        return self.T * -(-self.job.model.vocab // self.a["tp"]) * (own + waiting * (self.c + 4))
+        return self.seen * -(-self.job.model.vocab // self.a["tp"]) * (own + waiting * (self.c + 4))
 
     def fresh(self, elements: float, routed: float = 0.0) -> float:
         """Gradients made by this pass, `routed` of them of experts in units of their own."""
@@ -717,7 +718,7 @@ class Stage:
             copied, made = self.q * self.r * unit, out * unit if alone else 0.0
             gathered = self.c * (left - unit) if self.zero < 3 else 0.0
             let_go = self.v > 1 or self.a["schedule"] == "zb_h1"
-            held = 0.0 if let_go or not self.ends else self.c * self.T * -(-self.job.model.vocab // self.a["tp"])
+            held = 0.0 if let_go or not self.ends else self.c * self.seen * -(-self.job.model.vocab // self.a["tp"])
             last = 0.0 if self.ends or let_go else self.stream
             yield (
                 2,
@@ -754,7 +755,7 @@ class Stage:
         every = in_flight(self.a, self.stage) * micro + self.inputs
         common = {"gradients": stands, "activations": every, "gather_buffers": gathered}
         forward, backward = loss_bytes(self.job, self.a)
-        entries = self.T * -(-shape.vocab // self.a["tp"]) * self.ends
+        entries = self.seen * -(-shape.vocab // self.a["tp"]) * self.ends
         loose = 0.0 if row.placeholders else self.q * self.c
         yield 0, common | {"logits": entries * forward}
         yield 0, common | {"logits": entries * backward}
@@ -805,7 +806,7 @@ class Stage:
     def _last_chunk(self) -> dict[str, float]:
         """Twice the logits of a chunk of tokens in float32, and all that backward will find."""
         shape, found = self.job.model, self._after_chunks()
-        chunk = ceil(self.T / ceil(shape.vocab / shape.hidden))
+        chunk = ceil(self.seen / ceil(shape.vocab / shape.hidden))
         own = (self.flat_X if self.apart else self.wl) if self.tied else self.behind
         last = own if self.units and self.zero >= 2 else 0.0
         return found | {

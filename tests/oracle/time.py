@@ -155,7 +155,7 @@ def _axis(job: Job, layout: Layout, stage: Stage, rows: Sequence[Row], port: Por
         )
         late = 0.0
         if behind and leaving:
-            rounds = max(min(row.times, layout["accumulation"]) for row in pool)
+            rounds = _rounds(job, layout, behind, pool)
             late = port.late(beside * leaving / total, rounds, _ahead(stage, behind), behind)
         share_hidden = free * (beside - late)
         exposed, hidden = exposed + total - share_hidden, hidden + share_hidden
@@ -219,8 +219,17 @@ def _hideable(job: Job, layout: Layout, stage: Stage, behind: str, pool: Sequenc
         "matmul": stage.compute["matmul"].all,
         **dict.fromkeys(("compute", "opposite"), sum(term.all for term in stage.compute.values())),
     }[behind]
-    rounds = max(min(row.times, layout["accumulation"]) for row in pool)
-    return share("overlap_share", device_of(job)) * compute * rounds
+    return share("overlap_share", device_of(job)) * compute * _rounds(job, layout, behind, pool)
+
+
+def _rounds(job: Job, layout: Layout, behind: str, pool: Sequence[Row]) -> float:
+    """Micro-batches whose compute something runs beside: those in which it is sent, and where chunks take turns of pp micro-batches all that
+    other chunks compute between the first chunk's turn and the last one's."""
+    sent = max(min(row.times, layout["accumulation"]) for row in pool)
+    if behind not in ("forward", "backward") or layout["schedule"] != "interleaved" or job.profile.has_units:
+        return sent
+    turn, others = min(layout["pp"], layout["accumulation"]), layout["virtual_stages"] - 1
+    return max(sent, 1 / layout["virtual_stages"] + turn * others / layout["virtual_stages"])
 
 
 def _bubble(layout: Layout, per_micro: Sequence[float]) -> float:

@@ -347,6 +347,35 @@ def test_experts_of_one_micro_batch_hide_behind_another() -> None:
     assert part("pp=2,vp=4,dp=8,zero=1,ep=8,mbs=4") > part("pp=2,dp=8,zero=1,ep=8,mbs=4")
 
 
+def test_chunks_in_turn_give_gradients_time_to_travel() -> None:
+    """Where chunks of a stage take turns of pp micro-batches, what one has made is reduced while the others run theirs, so that less is in the
+    open; units of FSDP wait for it, and a chunk alone has its own backward and no more."""
+
+    nodes = load_cluster("dgx-h100:16").groups[0]
+    slow = replace(load_cluster("dgx-h100:16"), groups=(replace(nodes, node=replace(nodes.node, inter_Bps=5e10)),))
+
+    def part(name: str, chunks: int) -> float:
+        times = timed(job(find_profile(name), cluster=slow), f"tp=2,pp=4,vp={chunks},dp=16,zero=1,mbs=1")
+        shown, hidden = (float(where["dp"][0]) for where in (times.exposed, times.hidden))
+        return shown / (shown + hidden)
+
+    one_chunk, two = (part("nemo", chunks) for chunks in (1, 2))
+    assert one_chunk > 1.1 * two
+    assert part("fsdp2", 2) >= part("fsdp2", 1)
+
+
+def test_a_head_of_masked_tokens_costs_their_share() -> None:
+    """Where 15 of 100 tokens are picked out before the head, the loss moves 15 of 100 bytes, and the head's product takes less."""
+    picks = find_profile("mlperf-bert")
+    assert picks.head_tokens == 0.15
+    assert {find_profile(name).head_tokens for name in frameworks() if name != picks.name} == {1.0}
+    few, every = (timed(job(replace(picks, head_tokens=part))) for part in (0.15, 1.0))
+    assert seconds(few, "loss") == pytest.approx(0.15 * seconds(every, "loss"), rel=1e-6)
+    head = load_model("llama-3.1-8b").vocab * 4096.0 * 4 * 4096 * 6  # four micro-batches; FLOP of all three products
+    assert seconds(every, "matmul") - seconds(few, "matmul") > 0.85 * head / 989e12
+    assert seconds(few, "attention") == seconds(every, "attention")
+
+
 def test_weights_sent_rank_by_rank_pay_a_start_up_for_each() -> None:
     """Broadcasting updated weights once per rank of the ZeRO group costs as many start-ups as there are ranks, where gathering
     them costs one; the bytes are the same."""
@@ -423,6 +452,21 @@ def test_attention_counts_the_keys_that_a_query_meets(model: str) -> None:
         assert both == min(window, length)
     assert found == sorted(found)
     assert found[-1] == found[-2] == length / 2
+
+
+@pytest.mark.parametrize("cluster", ["dgx-b200", "dgx-b300"])
+def test_flash_attention_2_has_no_kernel_of_its_own_for_blackwell(cluster: str) -> None:
+    """It runs there at about H100's rate, where cuDNN is three times as fast; a graphics card of that architecture keeps its share."""
+    there = replace(job(), cluster=load_cluster(f"{cluster}:2"))
+    hopper, flash, cudnn = (
+        seconds(timed(replace(each, profile=with_habits(find_profile(), attention=name))), "attention")
+        for each, name in ((job(), "flash"), (there, "flash"), (there, "cudnn"))
+    )
+    assert 0.65 * hopper < flash < hopper
+    assert flash > 3 * cudnn
+    card, server = (gpu_by_id(name) for name in ("rtx-5090", "b200-sxm-180gb"))
+    assert card.arch == server.arch
+    assert share("attention_forward_share", card) > 2 * share("attention_forward_share", server)
 
 
 def test_a_ring_calls_flash_attention_itself() -> None:
