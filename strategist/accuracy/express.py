@@ -355,7 +355,7 @@ def _attention(run: Run, profile: Profile, machines: Machines, *, has_engine: bo
     if _FLASH_1.search(said):
         return "flash1"
     if "flash-attn 2" in said:
-        return "flash"
+        return "flash2"
     if _CUDNN.search(said) or (has_engine and not any(words in detail for words in ("SDPA", "FlexAttn"))):
         return "cudnn"
     gpu = gpu_by_id(machines.gpu)

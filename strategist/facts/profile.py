@@ -78,7 +78,8 @@ class Kernels:
     unpacks: Unpacks = "nf4"
 
 
-Attention = Literal["flash1", "flash", "cudnn", "sdpa", "unfused"]
+Attention = Literal["flash1", "flash", "flash2", "cudnn", "sdpa", "unfused"]
+"""`sdpa` is what torch of today chooses, `flash` what it chose before it preferred cuDNN on Hopper, `flash2` FlashAttention-2 by its own name."""
 Hides = Literal["gradients", "weights", "updates", "tensor", "pipeline", "experts"]
 Light = Literal["elementwise", "attention", "alternate", "half-blocks"]
 Sends = Literal["whole", "shards", "turns"]

@@ -263,25 +263,26 @@ def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passe
     if job.profile.attention == "unfused":
         return _unfused(job, gpu, kind, c, passes)
     rate: float | Reals = _attention_rate(job, gpu, kind, attention_family(job, gpu, kind), passes)
-    if job.profile.attention == "sdpa":  # rings call FlashAttention-2 by its name
+    if job.profile.attention in _CUDNN_FIRST:  # rings call FlashAttention-2 by its name
         ring = _attention_rate(job, gpu, kind, "attention", passes)
         rate = np.where(c.is_word("context_parallel", "ring", "hierarchical"), ring, rate)
     factor = 1.0 if passes == "forward" else 2.5
     return np.asarray(factor * per_token * tokens(job, c) / c["tp"] / rate)
 
 
-_CUDNN_FIRST = ("9", "10")
+_CUDNN_FIRST = {"sdpa": ("9", "10"), "flash": ("10",)}
 """Compute capabilities, before the point, on which torch calls cuDNN for attention."""
 
 
 def attention_family(job: Job, gpu: Gpu, kind: LayerKind) -> str:
     """How the catalogue's rates name the kernel that runs a layer's attention. `sdpa` is torch's own choice: cuDNN on Hopper
     and Blackwell in half precision, where no mask is given, else FlashAttention-2 (PyTorch 2.13
-    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention; docs/decisions/0157)."""
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention; docs/decisions/0157). `flash` is that of years
+    when Hopper was not among them; on Blackwell even then (pytorch/torchtitan: torchtitan/models/attention.py puts cuDNN first)."""
     asked = job.profile.attention
-    if asked != "sdpa":
-        return "attention" if asked == "flash" else asked
-    is_first = gpu.vendor == "NVIDIA" and (gpu.compute_capability or "").partition(".")[0] in _CUDNN_FIRST
+    if asked not in _CUDNN_FIRST:
+        return "attention" if asked == "flash2" else asked
+    is_first = gpu.vendor == "NVIDIA" and (gpu.compute_capability or "").partition(".")[0] in _CUDNN_FIRST[asked]
     is_half = job.formats.compute in ("bfloat16", "float16")
     return "cudnn" if is_first and is_half and kind.mixer == "attention" else "attention"
 

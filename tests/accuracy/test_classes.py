@@ -638,6 +638,8 @@ def test_nemo_frees_narrow_gradients_where_nothing_is_shared_out() -> None:
         "precision": "bf16 (megatron O2)",
         "recompute": "none",
         "recompute_class": "none",
+        "hardware": "A100-SXM-80GB",
+        "step_time_s": "9",
     }
     alone, shared = (_judged({**said, "zero_class": stage}).job.profile for stage in ("0", "1"))
     for profile, held in ((alone, 18), (shared, 20)):

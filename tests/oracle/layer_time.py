@@ -134,7 +134,12 @@ def _attention(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     if how == "unfused":
         forward, backward = _unfused(job, layout, kind)
     else:
-        name = "attention" if how == "flash" else _torch_calls(job, layout, kind) if how == "sdpa" else how
+        calls = {
+            "flash2": "attention",
+            "flash": _torch_calls(job, layout, kind, "10."),
+            "sdpa": _torch_calls(job, layout, kind, "9.", "10."),
+        }
+        name = calls.get(how, how)
         span = _span(job.model, kind, job.workload.seq_len)
         peak *= span / (span + share("attention_half_length", gpu))
         half, own = share(f"{name}_half_width", gpu), min(job.model.head_dim, 128)
@@ -144,9 +149,10 @@ def _attention(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     return Pass(forward, backward, redone(job, layout, "attention") * forward)
 
 
-def _torch_calls(job: Job, layout: Layout, kind: LayerKind) -> str:
-    """cuDNN for half-precision attention without masks on compute capability 9 and 10; a ring calls FlashAttention-2 itself."""
-    new = device_of(job).compute_capability in ("9.0", "10.0", "10.3")
+def _torch_calls(job: Job, layout: Layout, kind: LayerKind, *chips: str) -> str:
+    """cuDNN for half-precision attention without masks on some compute capabilities; a ring calls FlashAttention-2 itself."""
+    gpu = device_of(job)
+    new = gpu.vendor == "NVIDIA" and (gpu.compute_capability or "").startswith(chips)
     plain = kind.mixer == "attention" and layout["context_parallel"] not in ("ring", "hierarchical")
     return "cudnn" if new and plain and job.formats.compute in ("bfloat16", "float16") else "attention"
 

@@ -460,13 +460,27 @@ def test_flash_attention_2_has_no_kernel_of_its_own_for_blackwell(cluster: str) 
     there = replace(job(), cluster=load_cluster(f"{cluster}:2"))
     hopper, flash, cudnn = (
         seconds(timed(replace(each, profile=with_habits(find_profile(), attention=name))), "attention")
-        for each, name in ((job(), "flash"), (there, "flash"), (there, "cudnn"))
+        for each, name in ((job(), "flash2"), (there, "flash2"), (there, "cudnn"))
     )
     assert 0.65 * hopper < flash < hopper
     assert flash > 3 * cudnn
     card, server = (gpu_by_id(name) for name in ("rtx-5090", "b200-sxm-180gb"))
     assert card.arch == server.arch
     assert share("attention_forward_share", card) > 2 * share("attention_forward_share", server)
+
+
+@pytest.mark.parametrize(
+    ("machine", "kernel"), [("dgx-h100", "attention"), ("dgx-b200", "cudnn"), ("dgx-b300", "cudnn")]
+)
+def test_torch_of_any_year_calls_cudnn_on_blackwell(machine: str, kernel: str) -> None:
+    """A torch loop of the years before Hopper was among them, too; who names FlashAttention-2 gets it."""
+    asked = job(cluster=load_cluster(machine))
+    gpu, (kind, *_) = asked.cluster.slowest.gpu, layer_sequence(asked.model)
+    called = [
+        attention_family(replace(asked, profile=with_habits(asked.profile, attention=name)), gpu, kind)
+        for name in ("flash", "flash2")
+    ]
+    assert called == [kernel, "attention"]
 
 
 def test_a_ring_calls_flash_attention_itself() -> None:
