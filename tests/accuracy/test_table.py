@@ -178,7 +178,7 @@ def test_unknown_frameworks_are_taken_for_the_likely_one() -> None:
     [
         ({"sharding_detail": "TE + DeepEP"}, ("fused", "cudnn", "alternate", True)),
         ({"sharding_detail": "TE + FlexAttn", "compile": "yes"}, ("compiled", "flash", "alternate", False)),
-        ({"attention_impl": "flash-attn 2", "framework": "lit-gpt"}, ("eager", "flash", "half-blocks", False)),
+        ({"attention_impl": "flash-attn 2", "framework": "lit-gpt"}, ("eager", "flash2", "half-blocks", False)),
         ({"recompute": "selective(every other layer)", "recompute_class": "partial"}, ("eager-composite", "flash", "half-blocks", False)),
     ],
 )  # fmt: skip
