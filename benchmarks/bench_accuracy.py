@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +24,7 @@ from benchmarks.held_out import (
     all_bounds,
     as_factors,
     bounds,
+    frameworks_of,
     left_out,
     memory_errors,
     nearest,
@@ -36,7 +37,7 @@ from strategist.accuracy.scores import Group, grouped, scored, verdicts
 from strategist.accuracy.scores import memory_errors as memory_fits
 from strategist.accuracy.table import read_runs
 from strategist.facts.calibration import shipped_factors
-from strategist.planner.write import ANYWHERE
+from strategist.planner.write import ANYWHERE, Place
 
 BARS: Mapping[str, float] = {"factor": 1.12, "within_10": 0.64, "within_25": 0.84}
 """What was reached and must be kept, averaged over sources; the aim is 1.12, 0.50 and 0.75."""
@@ -131,7 +132,7 @@ def later(known: Sequence[Error]) -> dict[str, Any]:
     judged = of_quality(judge(read_runs(str(LATER)), shipped_factors()))
     everything, *groups = grouped(judged, ("source",))
     own, errors = all_bounds(known), time_errors(judged)
-    limits = [nearest(own, error.places) for error in errors]
+    limits = [nearest(own, error.places, frameworks_of(known)) for error in errors]
     inside = [low <= error.value <= high for error, (low, high) in zip(errors, limits, strict=True)]
     return {
         "all": _summary(everything),
@@ -199,12 +200,15 @@ def _used(one: Judged) -> tuple[str, str]:
 
 
 def flagged(judged: Sequence[Judged]) -> dict[str, float]:
-    """Runs on chips without bounds of their own, which plans flag as outside calibrated ground: how many, the median of
-    |predicted / measured - 1| among them, and among the others."""
+    """Runs on chips without bounds of their own, or of frameworks that no other source has, which plans flag as outside calibrated ground
+    (the latter would be, were their source not there): how many, the median of |predicted / measured - 1| among them, and among the others."""
     known = time_errors(judged)
-    own = all_bounds(known)
+    own, sources = (
+        all_bounds(known),
+        Counter(framework for _, framework in {(e.source, e.places[0].framework) for e in known}),
+    )
     off = {
-        inside: [abs(math.expm1(-error.value)) for error in known if (error.places[-1] in own) is inside]
+        inside: [abs(math.expm1(-error.value)) for error in known if _is_inside(error, own, sources) is inside]
         for inside in (True, False)
     }
     return {
@@ -212,6 +216,10 @@ def flagged(judged: Sequence[Judged]) -> dict[str, float]:
         "median": round(float(np.median(off[False])), 3),
         "others": round(float(np.median(off[True])), 3),
     }
+
+
+def _is_inside(error: Error, own: Collection[Place], sources: Mapping[str, int]) -> bool:
+    return error.places[-1] in own and sources[error.places[0].framework] > 1
 
 
 def _summary(group: Group) -> dict[str, Any]:
@@ -247,9 +255,10 @@ def held_out(known: Sequence[Error]) -> dict[str, Any]:
     covered: dict[str, list[bool]] = {}
     widths = []
     for source in sorted({error.source for error in known}):
-        others = all_bounds([error for error in known if error.source != source])
+        theirs = [error for error in known if error.source != source]
+        others, frameworks = all_bounds(theirs), frameworks_of(theirs)
         for error in (error for error in known if error.source == source):
-            low, high = nearest(others, error.places)
+            low, high = nearest(others, error.places, frameworks)
             covered.setdefault(source, []).append(low <= error.value <= high)
             widths.append((high - low) / 2)
     hits = [hit for own in covered.values() for hit in own]

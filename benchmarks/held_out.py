@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -34,6 +34,8 @@ MIN_SOURCES = 3
 """Sources that a neighbourhood needs for bounds of its own."""
 MIN_RUNS = 20
 """Runs that it needs: the middle 80 % of fewer is two runs' own noise."""
+OURS = "strategist"
+"""The profile of our own executor."""
 ROOM = 1.5
 """How much wider, in logarithms, bounds are where they rest on other devices' runs."""
 
@@ -103,9 +105,17 @@ def all_bounds(known: Sequence[Error]) -> dict[Place, Bounds]:
     return {ANYWHERE: wider(bounds(known, ANYWHERE))} | {place: own for place, own in found.items() if own is not None}
 
 
-def nearest(known: Mapping[Place, Bounds], places: Iterable[Place]) -> Bounds:
-    """The bounds of the nearest neighbourhood that has any."""
-    return next((known[place] for place in places if place in known), known[ANYWHERE])
+def nearest(known: Mapping[Place, Bounds], places: Sequence[Place], frameworks: Collection[str]) -> Bounds:
+    """The bounds of the nearest neighbourhood that has any; of a framework that no run was of, no closer than those of anywhere."""
+    low, high = next((known[place] for place in places if place in known), known[ANYWHERE])
+    if not places or places[0].framework in frameworks:
+        return low, high
+    return min(low, known[ANYWHERE][0]), max(high, known[ANYWHERE][1])
+
+
+def frameworks_of(known: Iterable[Error]) -> list[str]:
+    """The frameworks of some runs, and our own executor, whose kernels and steps were measured (benchmarks/device/rows)."""
+    return sorted({error.places[0].framework for error in known if error.places} | {OURS})
 
 
 def as_factors(own: Bounds) -> dict[str, float]:
@@ -132,6 +142,7 @@ def interval_rows(times: Sequence[Error], peaks: Sequence[Error]) -> list[dict[s
     """Rows of the catalogue's `intervals`."""
     found = [_row("time", place, own, HOW.format(what="step times")) for place, own in all_bounds(times).items()]
     found[0] |= {"basis": "derived", "source": f"ours: over all devices, with half as much room again in logarithms, for those without runs of {MIN_SOURCES} sources: {HOW.format(what='step times')}"}  # fmt: skip
+    found[0] |= {"frameworks": frameworks_of(times)}
     memory = bounds(peaks, ANYWHERE)
     return [*found, *([] if memory is None else [_row("memory", ANYWHERE, memory, HOW.format(what="peaks"))])]
 

@@ -87,26 +87,39 @@ def near_job(job: Job) -> tuple[Near, ...]:
 
 def interval(name: str, job: Job) -> Interval:
     """The interval of a prediction by name: of a step that of its owner's nearest runs, if there are any; else that of the nearest
-    neighbourhood of a job that has published runs, or of runs on any device."""
+    neighbourhood of a job that has published runs, or of runs on any device, which no step of a framework without runs is closer than."""
     for own in near_job(job) if name == "time" else ():
         return Interval(own.low, own.high, "measured")
     known = _intervals(name)
-    return next((known[place] for place in neighbourhoods(job) if place in known), known[ANYWHERE])
+    found = next((known[place] for place in neighbourhoods(job) if place in known), known[ANYWHERE])
+    if name != "time" or job.profile.name in _frameworks():
+        return found
+    anywhere = known[ANYWHERE]
+    return Interval(min(found.low, anywhere.low), max(found.high, anywhere.high), anywhere.basis)
 
 
-def has_known_errors(job: Job) -> bool:
-    """Whether its owner's runs like a job, or published ones on devices of its design, were held against predictions."""
-    return bool(near_job(job)) or Place(job.cluster.slowest.gpu.chip) in _intervals("time")
+@cache
+def _frameworks() -> frozenset[str]:
+    """Profiles whose published runs, or whose own, were held against predictions (catalogue: intervals, of any device)."""
+    return frozenset(name for row in rows("intervals") for name in row.get("frameworks", ()))
+
+
+def _are_known(job: Job) -> bool:
+    """Whether published runs on devices of its design, and some of its framework, were held against predictions."""
+    return Place(job.cluster.slowest.gpu.chip) in _intervals("time") and job.profile.name in _frameworks()
 
 
 def outside_known_errors(job: Job) -> tuple[Hint, ...]:
-    """A warning where the interval of the step rests on other devices' or other models' errors."""
+    """A warning where the interval of the step rests on other devices', other frameworks' or other models' errors."""
     device = job.cluster.slowest.gpu
     if job.model.is_convolutional:
         text = "No published run of a network of convolutions is in the calibration: the interval of the step is that of language models on any device (docs/accuracy.md lists what ResNets took)."
         return (Hint(code="W_UNCALIBRATED", sentence=text),)
-    if device.vendor == "CPU" or has_known_errors(job):
+    if device.vendor == "CPU" or near_job(job) or _are_known(job):
         return ()
+    if Place(device.chip) in _intervals("time"):
+        text = f"No published run of {job.profile.title} was held against these formulas; the interval of the step is that of other frameworks on any device, and wider."
+        return (Hint(code="W_UNCALIBRATED", sentence=text),)
     text = f"Too few published runs on devices like {device.title} ({device.arch}, {device.chip}) were held against these formulas; the interval of the step is that of runs on other devices, and wider."
     return (Hint(code="W_UNCALIBRATED", sentence=text),)
 

@@ -13,6 +13,7 @@ from strategist import predict, recommend
 from strategist.accuracy.bounds import NOISE, Error, bounds, near_runs
 from strategist.accuracy.calibrate import calibrate
 from strategist.accuracy.judge import judge
+from strategist.catalog import rows
 from strategist.document.load import load_calibration
 from strategist.document.plan import Plan
 from strategist.document.write import as_document, digest, dump
@@ -109,3 +110,20 @@ def test_an_interval_that_does_not_hold_its_value_is_refused(tmp_path: Path) -> 
     with pytest.raises(InputError) as caught:
         load_calibration(str(path))
     assert caught.value.code == "RANGE"
+
+
+@pytest.mark.parametrize(("framework", "is_known"), [("strategist", True), ("nemo", True), ("nanotron", False)])
+def test_a_framework_without_runs_has_no_closer_interval_than_any_device(framework: str, is_known: bool) -> None:
+    """Whoever has runs of such devices by others only is told so, and given the room that any device has, or more."""
+    found = predict(**ASKED, strategy="dp=8,zero=3", framework=framework)
+    low, high = (side / found.time.step.value for side in (found.time.step.low, found.time.step.high))
+    anywhere = next(row for row in rows("intervals") if row["chip"] == "default")
+    assert (low <= 1.001 * anywhere["low"] and high >= 0.999 * anywhere["high"]) is not is_known
+    assert ("W_UNCALIBRATED" in [hint.code for hint in found.hints]) is not is_known
+
+
+def test_ones_own_runs_are_runs_of_a_framework(tmp_path: Path) -> None:
+    """They stand for whichever framework they are of; nothing published is needed then."""
+    path = written(tmp_path, (1.0,))
+    found = predict(**ASKED, strategy="dp=8,zero=3", framework="nanotron", calibration=path)
+    assert "W_UNCALIBRATED" not in [hint.code for hint in found.hints]
