@@ -520,26 +520,16 @@ def test_p38_terms_add_up(job: Job) -> None:
 @PROPERTIES.holds(15, st.data())
 def test_p44_narrower_numbers_hold_and_send_less(data: Draw) -> None:
     """P44: in half precision no stage ever holds more activations at any moment of a step than in float32, and it sends no
-    more; the states stay, because gradients and moments stay in float32, but for what _positions_twice says. The activations
-    that lie there when memory is fullest may be more, because that may be another instant: half as wide activations let one
-    win at which few buffers stand."""
+    more; the states stay, because gradients and moments stay in float32. The activations that lie there when
+    memory is fullest may be more, because that may be another instant: half as wide activations let one win at which few buffers stand."""
     job = data.draw(jobs(machines=st.just(trimmed("dgx-h100", 8))))
     a = data.draw(layouts(job))
     wide, narrow = (replace(job, workload=replace(job.workload, precision=p)) for p in ("fp32", "bf16"))
     before, after = (_most_activations(j, a) for j in (wide, narrow))
     assert all(after[place] <= most for place, most in before.items())
-    held, (first, *others) = (_states_by_stage(j, a | {"accumulation": 2}) for j in (narrow, wide))
-    assert held == [first - _positions_twice(wide, a), *others]
+    held, at_first = (_states_by_stage(j, a | {"accumulation": 2}) for j in (narrow, wide))
+    assert held == at_first
     assert _all_sent(narrow, a) <= _all_sent(wide, a)
-
-
-def _positions_twice(job: Job, a: dict[str, Any]) -> int:
-    """Bytes on the first stage of the gradient of learned positions that the rank's own part of the sequence gives. Sequence
-    parallelism adds the ranks' up into another tensor, and the first stays beside it where no unit takes it away: in float32
-    with one data rank, which has nothing to share and nothing to cast. Half precision always has units there."""
-    shape, alone = job.model, a["dp_replicate"] * a["dp_shard"] * a["cp"] == 1
-    twice = alone and a["sequence_parallel"] and shape.pos == "learned"
-    return int(BYTES["float32"]) * shape.hidden * shape.pos_rows if twice else 0
 
 
 def _most_activations(job: Job, a: dict[str, Any]) -> dict[tuple[int, int], int]:
