@@ -116,12 +116,15 @@ def test_p5_faster_arithmetic_slows_no_layout(job: Job, factor: float) -> None:
     columns = legal_candidates(job)
     peaks = ("bf16_FLOPs", "fp16_FLOPs", "fp32_FLOPs", "fp8_FLOPs", "fp4_FLOPs", "matmul_measured_FLOPs")
     faster = on(job, scaled(job.cluster, gpu=dict.fromkeys(peaks, factor)))
-    after, before = step_times(faster, columns), step_times(job, columns)
-    waits = (before.exposed["host"] > 0) & (before.exposed["dp"] > 0)
-    saved = before.exposed["matmul"] - after.exposed["matmul"]
-    held = is_no_slower(after, before) | (waits & (after.step <= before.step + saved))
-    assert held[_sound(columns)].all()
+    assert is_no_longer(step_times(faster, columns), step_times(job, columns))[_sound(columns)].all()
     assert (peak_memory(faster, columns).device == peak_memory(job, columns).device).all()
+
+
+def is_no_longer(less: StepTimes, more: StepTimes) -> np.ndarray:
+    """Layouts whose step with less to compute is no slower; of those that wait for their host and for dp, by no more than products and loss save."""
+    waits = (more.exposed["host"] > 0) & (more.exposed["dp"] > 0)
+    saved = sum(more.exposed[name] - less.exposed[name] for name in ("matmul", "loss"))
+    return is_no_slower(less, more) | (waits & (less.step <= more.step + saved))
 
 
 def _sound(columns: Candidates) -> np.ndarray:
@@ -153,12 +156,12 @@ def _with_hidden(times: StepTimes) -> Any:
 def test_p20_longer_sequences_hold_more_and_take_longer(job: Job) -> None:
     """P20: doubling the sequence at the same batch never lowers peak or step.
 
-    What test_p5 leaves out is left out of the second half, for the same reasons (docs/decisions/0042).
+    What test_p5 leaves out, or holds to less, is so in the second half, for the same reasons (docs/decisions/0042).
     """
     columns = legal_candidates(job)
     longer = replace(job, workload=replace(job.workload, seq_len=2 * job.workload.seq_len))
     assert (peak_memory(longer, columns).device >= peak_memory(job, columns).device).all()
-    assert is_no_slower(step_times(job, columns), step_times(longer, columns))[_sound(columns)].all()
+    assert is_no_longer(step_times(job, columns), step_times(longer, columns))[_sound(columns)].all()
 
 
 @PROPERTIES.holds(8, questions())
@@ -244,7 +247,8 @@ def in_flight_of(columns: Candidates) -> Any:
 
 
 def _compute(times: StepTimes) -> Any:
-    return sum(times.exposed[name] for name in COMPUTE)
+    """What devices work for; what they wait for their host goes on beside dp, and stands among what is left of that."""
+    return sum(times.exposed[name] for name in COMPUTE if name != "host")
 
 
 def _step(times: StepTimes) -> Any:
