@@ -131,8 +131,8 @@ def later(known: Sequence[Error]) -> dict[str, Any]:
     of all other runs."""
     judged = of_quality(judge(read_runs(str(LATER)), shipped_factors()))
     everything, *groups = grouped(judged, ("source",))
-    own, errors = all_bounds(known), time_errors(judged)
-    limits = [nearest(own, error.places, frameworks_of(known)) for error in errors]
+    own, frameworks, errors = all_bounds(known), frameworks_of(known), time_errors(judged)
+    limits = [nearest(own, error.places, frameworks) for error in errors]
     inside = [low <= error.value <= high for error, (low, high) in zip(errors, limits, strict=True)]
     return {
         "all": _summary(everything),
@@ -203,10 +203,8 @@ def flagged(judged: Sequence[Judged]) -> dict[str, float]:
     """Runs on chips without bounds of their own, or of frameworks that no other source has, which plans flag as outside calibrated ground
     (the latter would be, were their source not there): how many, the median of |predicted / measured - 1| among them, and among the others."""
     known = time_errors(judged)
-    own, sources = (
-        all_bounds(known),
-        Counter(framework for _, framework in {(e.source, e.places[0].framework) for e in known}),
-    )
+    own = all_bounds(known)
+    sources = Counter(framework for _, framework in {(error.source, error.places[0].framework) for error in known})
     off = {
         inside: [abs(math.expm1(-error.value)) for error in known if _is_inside(error, own, sources) is inside]
         for inside in (True, False)

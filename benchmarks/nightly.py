@@ -69,7 +69,8 @@ def known(arguments: Sequence[str], name: str) -> dict[str, dict[str, Any]]:
     """What the last run of each folder with these arguments gave, and on which commit; folders that are gone are left out."""
     before = read(name) if (RESULTS / f"{name}.json").exists() else {}
     parts: dict[str, dict[str, Any]] = before.get("folders", {}) if before.get("arguments") == list(arguments) else {}
-    return {part: found for part, found in parts.items() if part in folders()}
+    still = folders()
+    return {part: found for part, found in parts.items() if part in still}
 
 
 def to_run(head: Mapping[str, Any], done: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -122,8 +122,7 @@ def adapters_of(run: Run) -> str:
 
 _RANK = re.compile(r"\b(?:rank|r ?=) ?(\d+)")
 _ADAPTED: Mapping[str, tuple[str, ...]] = {
-    "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("o",),
-    "gate_proj": ("gate",), "up_proj": ("up",), "down_proj": ("down",),
+    **{f"{word}_proj": (word,) for word in TARGETS},
     "linear_qkv": ("q", "k", "v"), "linear_proj": ("o",), "linear_fc1": ("gate", "up"), "linear_fc2": ("down",),
     "adapters on every matrix": TARGETS,
 }  # fmt: skip

@@ -89,8 +89,6 @@ _NARROW_MOMENTS = re.compile(r"\b(?:bf16|bfloat16)\b[^;]*\bmoments?\b", re.IGNOR
 --exp-avg-sq-dtype bf16; DeepSeek-AI 2024, arXiv 2412.19437, section 3.3.3)."""
 _MOMENTS, _OF_16_BITS = 8.0, 4.0
 """Bytes of both, per weight."""
-
-
 _ONE_KERNEL = re.compile(
     r"\bflash|\bsdpa\b|\bfmha\b|\bcudnn\b|\bmemory[ -]efficient\b|\bfused (?:multi-?head )?attention\b"
 )

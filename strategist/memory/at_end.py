@@ -178,10 +178,8 @@ def updating(step: Step) -> Instant:
     table = vocabulary_elements(shape, c["tp"], np.where(c["zero"] >= 2, step.shards[:, 0], 1))
     theirs = step.trained * step.stored * on_stages(table, ends & step.piped & shape.tied)
     adds_once = step.job.profile.adds_terms == "step"
-    sums = on_stages(~step.managed[:, 0] & (c["sequence_parallel"] > 0), step.group.is_first) & (not adds_once)
-    positions = step.trained * step.stored * shape.hidden * shape.pos_rows * (shape.pos == "learned")
     terms = {
-        "gradients": step.settled + positions * sums,
+        "gradients": step.settled if adds_once else step.settled + _of_positions(step),
         "activations": step.inputs,
         "pipeline_buffers": theirs,
     }
@@ -192,7 +190,16 @@ def updating(step: Step) -> Instant:
         terms["temporaries"] = decoded_bytes(_owned(step)) * c.is_word("offload", "none")[:, None]
     elif step.job.workload.optimizer == "muon":  # once the other end's gradient is gone
         terms = _larger(terms, turning_bytes_CS(step.job, step.group))
-    return Instant(UPDATE, _larger(terms, terms_of_a_step_CS(step.job, step.group)) if adds_once else terms)
+    if adds_once and (c["tp"] > 1).any():
+        terms = _larger(terms, terms_of_a_step_CS(step.job, step.group))
+    return Instant(UPDATE, terms)
+
+
+def _of_positions(step: Step) -> Reals:
+    """Bytes of a rank's term of the gradient of learned positions, where it is there beside the sum, (C, S)."""
+    shape, c = step.job.model, step.c
+    sums = on_stages(~step.managed[:, 0] & (c["sequence_parallel"] > 0), step.group.is_first)
+    return step.trained * step.stored * shape.hidden * shape.pos_rows * (shape.pos == "learned") * sums
 
 
 def _larger(terms: dict[str, Reals], alone: Reals) -> dict[str, Reals]:

@@ -104,23 +104,20 @@ def _frameworks() -> frozenset[str]:
     return frozenset(name for row in rows("intervals") for name in row.get("frameworks", ()))
 
 
-def _are_known(job: Job) -> bool:
-    """Whether published runs on devices of its design, and some of its framework, were held against predictions."""
-    return Place(job.cluster.slowest.gpu.chip) in _intervals("time") and job.profile.name in _frameworks()
-
-
 def outside_known_errors(job: Job) -> tuple[Hint, ...]:
     """A warning where the interval of the step rests on other devices', other frameworks' or other models' errors."""
     device = job.cluster.slowest.gpu
     if job.model.is_convolutional:
         text = "No published run of a network of convolutions is in the calibration: the interval of the step is that of language models on any device (docs/accuracy.md lists what ResNets took)."
         return (Hint(code="W_UNCALIBRATED", sentence=text),)
-    if device.vendor == "CPU" or near_job(job) or _are_known(job):
+    if device.vendor == "CPU" or near_job(job):
         return ()
-    if Place(device.chip) in _intervals("time"):
+    if Place(device.chip) not in _intervals("time"):
+        text = f"Too few published runs on devices like {device.title} ({device.arch}, {device.chip}) were held against these formulas; the interval of the step is that of runs on other devices, and wider."
+    elif job.profile.name not in _frameworks():
         text = f"No published run of {job.profile.title} was held against these formulas; the interval of the step is that of other frameworks on any device, and wider."
-        return (Hint(code="W_UNCALIBRATED", sentence=text),)
-    text = f"Too few published runs on devices like {device.title} ({device.arch}, {device.chip}) were held against these formulas; the interval of the step is that of runs on other devices, and wider."
+    else:
+        return ()
     return (Hint(code="W_UNCALIBRATED", sentence=text),)
 
 
