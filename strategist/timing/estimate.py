@@ -221,12 +221,13 @@ BOTH_PASSES: tuple[Hidden, ...] = ("compute", "pairs")
 @dataclass(frozen=True, slots=True, eq=False)
 class _Work:
     """Seconds per micro-batch and stage, (C, S), by term: both passes, and the recomputed share of the first. `leads` are those that the
-    host is ahead of its device in forward and in backward."""
+    host is ahead of its device in forward and in backward; `ends` those of forward's head and loss."""
 
     forward: dict[str, Reals]
     backward: dict[str, Reals]
     again: dict[str, Reals]
     leads: tuple[Reals, Reals]
+    ends: Reals
 
     def pass_seconds(self, which: str) -> Reals:
         """Compute seconds of one pass over one micro-batch; recomputation belongs to backward."""
@@ -240,7 +241,12 @@ class _Work:
             return total_of(part[behind] for part in (self.forward, self.backward, self.again))
         if behind in BOTH_PASSES:
             return self.pass_seconds("forward") + self.pass_seconds("backward")
-        return self.pass_seconds(behind)
+        return self.in_layers if behind == "forward" else self.pass_seconds(behind)
+
+    @property
+    def in_layers(self) -> Reals:
+        """Compute seconds of forward until the head, which every weight is there for and nothing is gathered behind."""
+        return self.pass_seconds("forward") - self.ends
 
     def shares(self, behind: Hidden) -> Shares:
         """The part of that window in either pass."""
@@ -268,7 +274,7 @@ def _work(job: Job, group: Group, whole: Reals, compute: Compute) -> _Work:
     forward["matmul"] = forward["matmul"] + head
     backward["matmul"] = backward["matmul"] + products * head
     forward["loss"], backward["loss"] = loss / 3.0, loss * 2.0 / 3.0
-    return _Work(forward, backward, again, leads)
+    return _Work(forward, backward, again, leads, head + loss / 3.0)
 
 
 def _wait_for_host(

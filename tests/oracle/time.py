@@ -46,6 +46,8 @@ class Stage:
     hidden: dict[str, float] = field(default_factory=dict)
     once: dict[str, float] = field(default_factory=dict)
     units: float = 0.0
+    ends: float = 0.0
+    """Seconds of head and loss in forward."""
 
     def computing(self, m: int) -> float:
         """What it computes for over the m micro-batches of a step."""
@@ -60,17 +62,19 @@ def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     """Compute and communication of one stage."""
     sums: dict[str, list[Pass]] = {term: [] for term in (*COMPUTE_TERMS, "loss")}
     by_kind = {kind: layer_time(job, layout, kind) for kind in set(kinds)}
+    ends = 0.0
     for kind, redone in zip(kinds, computed_again(job, layout, stage, len(kinds)), strict=True):
         for term, seconds in by_kind[kind].items():
             sums[term].append(seconds if redone else Pass(seconds.forward, seconds.backward))
     if stage == last_stage(layout):
         for term, seconds in head_time(job, layout).items():
             sums[term].append(seconds)
+            ends += seconds.forward
     compute = {
         term: Pass(sum(p.forward for p in parts), sum(p.backward for p in parts), sum(p.again for p in parts))
         for term, parts in sums.items()
     }
-    found = Stage(len(kinds), compute)
+    found = Stage(len(kinds), compute, ends=ends)
     whole = held(job.model, layout, stage, kinds, sharded=False)
     added = job.trainable * job.profile.accumulate_bytes * whole.all / memory_Bps(device_of(job))
     e = found.compute["elementwise"]
@@ -213,7 +217,7 @@ def _first_piece(layout: Layout, stage: Stage, behind: str) -> float:
 def _hideable(job: Job, layout: Layout, stage: Stage, behind: str, pool: Sequence[Row]) -> float:
     """What the compute of a pass can cover."""
     compute = {
-        "forward": sum(term.forward for term in stage.compute.values()),
+        "forward": sum(term.forward for term in stage.compute.values()) - stage.ends,
         "backward": sum(term.backward + term.again for term in stage.compute.values()),
         "attention": stage.compute["attention"].all,
         "matmul": stage.compute["matmul"].all,
