@@ -27,7 +27,7 @@ def kinds(base: type[StrategistError] = StrategistError) -> set[str]:
 def spelt(tree: ast.Module) -> Iterator[str]:
     """Codes that a module gives to errors: the first argument where it is spelt out, otherwise every code the module
     mentions, because it chooses among them."""
-    errors = kinds()
+    errors, chosen = kinds(), {text for text in texts(tree) if text in CODES}
     for name, call in calls(tree):
         if name not in errors:
             continue
@@ -36,7 +36,7 @@ def spelt(tree: ast.Module) -> Iterator[str]:
         if isinstance(first, ast.Constant):
             yield str(first.value)
         elif first is not None:
-            yield from (text for text in texts(tree) if text in CODES)
+            yield from chosen
         else:
             yield "NO_PLAN"
 

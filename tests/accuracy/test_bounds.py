@@ -90,6 +90,7 @@ def test_intervals_are_those_of_ones_own_runs(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_accuracy_counts_runs_inside_ones_own_intervals(tmp_path: Path) -> None:
     """The bounds of every row are the calibration's."""
     path = written(tmp_path, (0.6, 1.6, 1.0, 0.8, 1.3))
@@ -122,6 +123,7 @@ def test_a_framework_without_runs_has_no_closer_interval_than_any_device(framewo
     assert ("W_UNCALIBRATED" in [hint.code for hint in found.hints]) is not is_known
 
 
+@pytest.mark.slow
 def test_ones_own_runs_are_runs_of_a_framework(tmp_path: Path) -> None:
     """They stand for whichever framework they are of; nothing published is needed then."""
     path = written(tmp_path, (1.0,))

@@ -155,6 +155,7 @@ def test_tables_of_other_programs_are_read(separator: str, end: str, tmp_path: P
     assert read_runs(str(path)) == plain
 
 
+@pytest.mark.slow
 @CI
 @given(st.dictionaries(st.sampled_from(sorted({*RUN} - {"id"})), WILD, max_size=3))
 def test_wild_cells_are_answered(change: dict[str, str]) -> None:

@@ -63,6 +63,7 @@ def leaves(value: Any, path: str = "$") -> Iterator[tuple[str, Any, Any]]:
             yield str(key), value, key
 
 
+@pytest.mark.slow
 def test_one_changed_leaf_is_one_difference() -> None:
     """Whatever single figure or word of a plan is changed, that change and nothing else is told, with both values."""
     plan = json.loads(plan_text(*RICH))

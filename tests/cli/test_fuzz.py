@@ -89,6 +89,7 @@ def objects(keys: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
     return st.dictionaries(st.sampled_from(keys), documents(keys), max_size=6)
 
 
+@pytest.mark.slow
 @cases(40)
 @given(objects(HARDWARE_KEYS), st.sampled_from(("json", "yaml")))
 def test_any_hardware_file(tmp_path: Path, value: dict[str, Any], ending: str) -> None:
@@ -145,6 +146,7 @@ def spots() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
     return st.sampled_from([(text, place) for text in texts for place in places(json.loads(text)) if place])
 
 
+@pytest.mark.slow
 @cases(100)
 @given(spots, SCALARS | documents(("mesh", "pp", "layers")))
 def test_any_edited_plan(tmp_path: Path, spot: tuple[str, tuple[Any, ...]], value: Any) -> None:

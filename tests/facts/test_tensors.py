@@ -66,6 +66,7 @@ def test_a_deal_of_equal_sizes_at_once_is_the_deal_of_each(dealt: Sizes, ranks: 
     assert loads[fullest_rank(dealt, ranks)] == max(loads)
 
 
+@pytest.mark.slow
 @CI
 @given(sizes(), sizes(), st.sampled_from(((8, 1, 2), (8, 2, 4), (6, 2, 1), (16, 1, 16), (17, 1, 1))))
 def test_the_fullest_of_two_deals_is_the_one_with_most_of_both(

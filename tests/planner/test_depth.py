@@ -105,6 +105,7 @@ def test_a_stage_holds_the_same_whatever_the_others_run_again(words: str) -> Non
         assert held == pytest.approx([alike[number - 1][stage] for stage, number in enumerate(numbers[:pp])], abs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", LAYOUTS)
 def test_none_of_every_stage_is_none_and_all_are_all(words: str) -> None:
     """With 0 on every stage a layout holds and takes what it does without recomputation, with an equal number what it does with one for

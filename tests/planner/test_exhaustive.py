@@ -144,6 +144,7 @@ def test_trying_everything_confirms_the_certificate(question: dict[str, Any]) ->
     assert account.evaluated <= found.fitting <= account.evaluated + account.slower
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", [*SPACES[:3], SPACES[7]], ids=str)
 def test_a_certificate_adds_up(space: dict[str, Any]) -> None:
     """Every layout has one end, the values that were searched are those of the space, and the best is no worse than the
@@ -179,6 +180,7 @@ def test_figures_that_do_not_add_up_are_no_certificate() -> None:
         assert faults(lie(**{name: 10**6})) != ()
 
 
+@pytest.mark.slow
 def test_a_lie_that_adds_up_is_found() -> None:
     """One layout more than there is, and a best one that is not, are told as claims that do not hold."""
     account = certified(QUESTIONS[0]).certificate

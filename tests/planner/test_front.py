@@ -87,6 +87,7 @@ def test_the_front_is_what_nothing_beats(question: dict[str, Any]) -> None:
     assert covered.all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS[:4], ids=str)
 def test_every_row_is_a_layout_that_can_be_asked_for(question: dict[str, Any]) -> None:
     """The rows are in order of time, each a layout of its own, and the first of the whole machine is what the time model
@@ -120,6 +121,7 @@ def test_undominated_by_definition(points: list[tuple[int, ...]]) -> None:
     assert len(undominated(array)) == len(wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [20, 50, 80, 160])
 def test_the_picture_shows_every_row(columns: int) -> None:
     """Every row has its line of the table under a letter of its own, and nothing is wider than the terminal."""

@@ -59,6 +59,7 @@ def test_a_switch_that_slow_links_leave_alone_is_a_part(nodes: tuple[int, ...], 
     assert planned(leaves(*nodes)).time.step_ns > plan.time.step_ns
 
 
+@pytest.mark.slow
 def test_half_of_linked_machines_that_is_faster_is_hinted_at() -> None:
     """Without --allow-idle the hint names what the nodes behind one switch take, and how to ask for them; on a fast link nothing is."""
     (said,) = [hint.sentence for hint in planned(leaves(2, 2)).hints if hint.code == "W_FEWER_NODES"]

@@ -35,6 +35,7 @@ def chunk_of(layout: str) -> int:
     return 32 // (degrees.get("pp", 1) * degrees.get("virtual_stages", 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["strategist", "megatron-core"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_layer_more_holds_no_more_and_takes_longer(layout: str, framework: str) -> None:
@@ -48,6 +49,7 @@ def test_each_layer_more_holds_no_more_and_takes_longer(layout: str, framework: 
     assert (found[-1].memory, found[-1].time) == (full.memory, full.time)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["strategist", "megatron-core"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_oftener_a_layer_runs_again_the_less_is_held_and_the_longer_it_takes(layout: str, framework: str) -> None:

@@ -173,6 +173,7 @@ def answer(deadline_days: float | None = None, **more: Any) -> Sizing:
     return sized(Wanted(given=given_, deadline_s=deadline, gpus=more.pop("gpus", ("h100-sxm", "l40s")), **more))
 
 
+@pytest.mark.slow
 def test_the_answers_are_the_extremes_of_what_was_looked_at() -> None:
     """Least has the fewest devices in time, cheapest costs no more than any in time, fastest is fastest of all."""
     found = answer(1.0, prices=(2.5, 0.9))
@@ -405,6 +406,7 @@ def recommend_from(question: dict[str, Any]) -> None:
     assert ran.code == 0, ran.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", LARGEST)
 def test_the_largest_fits_and_the_next_does_not(what: Any) -> None:
     """`plan` finds a layout at the value that is named, and none at the one that is said to be too large."""
@@ -416,6 +418,7 @@ def test_the_largest_fits_and_the_next_does_not(what: Any) -> None:
     assert found.peak_bytes <= found.usable_bytes
 
 
+@pytest.mark.slow
 def test_models_beyond_the_first_that_does_not_fit() -> None:
     """Shapes are those of real models: 9.8B and 9.9B do not fit where 13B does, and the largest is that, with a next that does not fit."""
     question: dict[str, Any] = {"hardware": "ws-2x-4090", "method": "lora"}

@@ -109,6 +109,7 @@ def test_a_list_of_one_sort_changes_no_ledger(model: str) -> None:
             }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ("interleaved", "weighted, a tied table", "one format"))
 def test_no_pass_that_is_left_out_holds_most(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of passes of chunks that hold units early only those are compared before which no pass holds as much of everything; where all are,

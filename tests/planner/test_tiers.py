@@ -47,6 +47,7 @@ def assert_cp_waits(asked: dict[str, Any]) -> None:
         assert (plan.mesh, plan.strategy, plan.decision.family) == (whole.mesh, whole.strategy, whole.decision.family)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", SHORT, ids=str)
 def test_no_tier_is_left_for_cp(asked: dict[str, Any]) -> None:
     """Of short sequences no plan has cp > 1 while a layout of some tier fits with cp = 1."""
