@@ -11,6 +11,7 @@ from strategist.facts.compression import compressor, low_rank, sent_of_largest
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.facts.tensors import bucket_sizes
+from strategist.space.candidates import Reals
 from strategist.space.shares import Group
 from strategist.space.traffic import Hidden, Traffic
 
@@ -20,12 +21,12 @@ def buckets_of(job: Job) -> tuple[int, ...]:
     return bucket_sizes(job.model, BYTES[job.formats.gradient])
 
 
-def compressed_traffic(job: Job, group: Group) -> tuple[Traffic, ...]:
-    """For every bucket: casts are added up in two bytes; PowerSGD adds up what it leaves alone, then left factors, then right
+def compressed_traffic(job: Job, group: Group, last_CS: Reals) -> tuple[Traffic, ...]:
+    """For every bucket (of the last, a share `last_CS`, nothing runs beside): casts are added up in two bytes; PowerSGD adds up what it leaves alone, then left factors, then right
     ones; top-k gathers places and values of what every rank sends. Source: the rows of the catalogue's `compression`."""
     row, buckets = compressor(group.candidates.compression), buckets_of(job)
     behind: Hidden = "backward" if row.behind == "backward" else "nothing"
-    sent = partial(Traffic, "dp", place="replicas", behind=behind, pieces_CS=float(len(buckets)))
+    sent = partial(Traffic, "dp", place="replicas", behind=behind, pieces_CS=float(len(buckets)), first_CS=last_CS)
     shape = len(group.candidates), len(group.stages)
     once = np.ones(shape)
     return tuple(

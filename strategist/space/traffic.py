@@ -54,7 +54,8 @@ Hidden = Literal["nothing", "forward", "backward", "attention", "matmul", "compu
 class Traffic:
     """One kind of collective. `payload_CS` bytes, `count_CS` times per step, among the ranks of `place`; `behind` names
     the compute of the same stage that it may overlap with (`pairs`: that of the opposite pass over another micro-batch). A payload is sent in `pieces_CS` collectives, one after the other. Copies of a token
-    that call on experts of one node travel there once where `merges` names the experts."""
+    that call on experts of one node travel there once where `merges` names the experts. `first_CS` is the share of the payload that nothing
+    runs beside, where that is known better than by the number of layers."""
 
     axis: Axis
     op: Op
@@ -64,6 +65,7 @@ class Traffic:
     behind: Hidden
     pieces_CS: Reals | float = 1.0
     merges: Moe | None = None
+    first_CS: Reals | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +109,7 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
     if "compression" in c.columns:
         from strategist.space.compression import compressed_traffic
 
-        return compressed_traffic(job, group)
+        return compressed_traffic(job, group, ahead_of_compute(group, counts.whole, counts.layers, counts.before))
     return (*traffic_within(job, group), *traffic_between(job, group, counts))
 
 
@@ -158,6 +160,7 @@ def _dense(job: Job, group: Group, full: Elements) -> Shared:
     return Shared(
         all=full.whole - full.experts,
         layers=full.layers - full.experts,
+        before=full.before,
         spare=_spare(job, group, full),
         shards=state_shards(group.candidates),
         units=_units(job, group),
@@ -187,7 +190,7 @@ def _experts(job: Job, group: Group, full: Elements) -> Shared:
     none, updates = np.zeros_like(full.experts), units
     if has_units:
         updates = on_stages(c["ep"] > 1, 1.0 * tensors_S(job.model, group, "experts"))
-    return Shared(full.experts, full.experts, none, shards, units, units, updates)
+    return Shared(full.experts, full.experts, None, none, shards, units, units, updates)
 
 
 def _units(job: Job, group: Group) -> Reals:
@@ -496,13 +499,14 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """Elements that ranks share the work on, (C, S): all of them, those inside the layers, and those that a pipeline under
+    """Elements that ranks share the work on, (C, S): all of them, those inside the layers, those `before` these, and those that a pipeline under
     ZeRO-3 gathers once more than it needs; `shards` is how many ranks share one copy of their state, (C,). All are sent in
     `units`, those of the layers in `layer_units`, updated weights in `updates`. `beside` adapters the rest is
     frozen."""
 
     all: Reals
     layers: Reals
+    before: Reals | None
     spare: Reals
     shards: Column
     units: Reals
@@ -589,18 +593,20 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     if frozen is not None:
         first, second = first - frozen.spared, second - frozen.spared
     update: Op = "all_gather" if job.profile.updates == "whole" else "broadcast"
-    sent = partial(Traffic, "dp")
+    early = None if shared.before is None else ahead_of_compute(group, first, second, compute * shared.before)
+    late = early if frozen is None else None
+    sent, reduces = partial(Traffic, "dp"), partial(Traffic, "dp", first_CS=late)
     alone = np.where(c["tp"][:, None] > 1, between, one)
     spared = np.where((zero == 3) & (shared.spare > 0), one, 0.0)
     again, updates = np.where((zero == 3) & is_cut, micro, 0.0) * one, shared.updates * (job.trainable > 0)
     return (
-        sent("all_reduce", reduce * trained, np.where(zero < 2, alone, 0.0), everybody, "backward", reduced),
-        sent(update, stored * trained, np.where((zero == 1) & (shards > 1), one, 0.0), inside, "nothing", updates),
-        sent("all_gather", first, np.where(is_cut, gathers, 0.0), inside, "forward", units),
+        reduces("all_reduce", reduce * trained, np.where(zero < 2, alone, 0.0), everybody, "backward", reduced),
+        reduces(update, stored * trained, np.where((zero == 1) & (shards > 1), one, 0.0), inside, "nothing", updates),
+        sent("all_gather", first, np.where(is_cut, gathers, 0.0), inside, "forward", units, first_CS=early),
         sent("all_gather", second, again, inside, "backward", shared.layer_units),
         sent("all_gather", compute * shared.spare, spared, inside, "backward"),
-        sent("reduce_scatter", reduce * trained, np.where(is_cut, once, 0.0), inside, "backward", reduced),
-        sent(
+        reduces("reduce_scatter", reduce * trained, np.where(is_cut, once, 0.0), inside, "backward", reduced),
+        reduces(
             "all_reduce",
             reduce * trained / shards,
             np.where(zero >= 2, between, 0.0),
@@ -609,6 +615,14 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
             reduced,
         ),
     )
+
+
+def ahead_of_compute(group: Group, every: Reals, in_layers: Reals, before: Reals) -> Reals:
+    """The share of `every` weight, of which some are `in_layers` and some `before` them, that is gathered before anything is computed, and
+    whose gradients are the last to be whole, (C, S): the embedding and a layer. Norm and head are the first whose gradients are, and their
+    weights the last that forward reads. In bytes or in elements."""
+    ahead = before + in_layers / np.maximum(1, group.layers_SK.sum(axis=1))[None, :]
+    return np.divide(ahead, every, out=np.ones_like(ahead), where=every > 0)
 
 
 COALESCED_BYTES = 10 * 2**20

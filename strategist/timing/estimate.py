@@ -622,7 +622,11 @@ def _covers(job: Job, group: Group, sends: Sends) -> tuple[Sends, list[_Cover]]:
         rounds = reduce(np.maximum, [np.minimum(sent.item.count_CS, micro) for sent in members])
         if behind in ("forward", "backward") and not job.profile.has_units:
             rounds = np.maximum(rounds, _last_of_chunks(group.candidates)[:, None])
-        covers.append(_Cover(behind, members, total, total * (1.0 - _first_piece(group, behind)), rounds))
+        usual = _first_piece(group, behind)
+        rest = total_of(
+            sent.seconds * (1.0 - (usual if sent.item.first_CS is None else sent.item.first_CS)) for sent in members
+        )
+        covers.append(_Cover(behind, members, total, rest, rounds))
     return in_the_open, covers
 
 
@@ -645,7 +649,7 @@ def _behind(job: Job, item: Traffic) -> Hidden:
 
 
 def _first_piece(group: Group, behind: Hidden) -> Reals:
-    """The share of the traffic that nothing runs beside: one layer's, one of tp pieces of a product, the sends of
+    """The share of traffic that nothing runs beside where the traffic does not say: one layer's, one of tp pieces of a product, the sends of
     every chunk where there is one chunk a stage and its neighbour waits for it, or that of passes without an opposite one, (C, S)."""
     c = group.candidates
     one_layer: Reals = (1.0 / np.maximum(1, group.layers_SK.sum(axis=1)))[None, :]

@@ -151,7 +151,12 @@ def _axis(job: Job, layout: Layout, stage: Stage, rows: Sequence[Row], port: Por
         total = sum(collective_seconds(joined, row) * row.times for row in pool)
         tucked = _hideable(job, layout, stage, behind, pool) if behind and total else 0.0
         free = 1 - share("contention_share", device_of(job))
-        beside = min(total * (1 - _first_piece(layout, stage, behind)), tucked)
+        usual = _first_piece(layout, stage, behind)
+        rest = sum(
+            collective_seconds(joined, row) * row.times * (1 - (usual if row.alone is None else row.alone))
+            for row in pool
+        )
+        beside = min(rest, tucked)
         leaving = sum(
             collective_seconds(joined, row) * row.times
             for row in pool

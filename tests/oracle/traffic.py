@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as changed
 from functools import cache
 
 from strategist.facts.blocks import block_tiers
@@ -44,7 +45,8 @@ from tests.oracle.tiles import units as tile_units
 @dataclass(frozen=True)
 class Row:
     """One collective: its axis, what it hides behind ("" nothing), the payload, how often, over which ranks, and in how many
-    pieces the payload is sent; where devices of a node pass on what came to it, the bytes that come to all nodes."""
+    pieces the payload is sent; where devices of a node pass on what came to it, the bytes that come to all nodes; and the part of the
+    payload that is there before anything is computed, or after all of it, where it is not a layer's."""
 
     axis: str
     op: str
@@ -55,6 +57,7 @@ class Row:
     stride: int
     pieces: float = 1
     to_nodes: float | None = None
+    alone: float | None = None
 
 
 RATES = ("Bps", "ring_Bps", "all_reduce_Bps", "all_to_all_Bps", "send_Bps")
@@ -126,9 +129,11 @@ def rows_of(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], wh
     if layout.get("replicas") == "threads":
         return list(_threads(job, layout, whole))
     if compression.word_of(layout) != "none":
-        n = layout["dp_replicate"]
+        n, in_layers = layout["dp_replicate"], whole.all - whole.before - whole.behind
+        last = (whole.before + in_layers / max(1, len(kinds))) / whole.all
         return [
-            Row("dp", op, behind, size, 1, n, 1, pieces) for op, size, behind, pieces in compression.sent(job, layout)
+            Row("dp", op, behind, size, 1, n, 1, pieces, alone=last)
+            for op, size, behind, pieces in compression.sent(job, layout)
         ]
     return [
         *_momentum(job, layout, kinds),
@@ -298,7 +303,8 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
     if job.profile.updates == "ranks":
         tensors = sharded[0]
     beside = _beside(job, layout, kinds) if job.model.adapters is not None else None
-    yield from _data_rows(job, layout, (whole.dense, in_layers), ranks, sharded, (units, layers, tensors), beside)
+    for row in _data_rows(job, layout, (whole.dense, in_layers), ranks, sharded, (units, layers, tensors), beside):
+        yield changed(row, alone=_before_and_a_layer(job, row, whole, len(kinds), beside))
     if tiles_of(job.model, layout) > 1 and layout["recompute"] == "full":
         again = [repeated(job.model, layout, kind, shards(layout)) for kind in kinds]
         size = BYTES[job.formats.compute] * sum(elements for elements, _ in again)
@@ -331,10 +337,25 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
         own, pieces_ = (
             (r * whole.dense, units) if beside is None else (BYTES[job.formats.reduce] * beside[0], beside[1])
         )
-        yield Row("dp", "all-reduce", "backward", own / (shard * cp), times, *across, pieces_)
+        dense = Row("dp", "all-reduce", "backward", own / (shard * cp), times, *across, pieces_)
+        yield changed(dense, alone=_before_and_a_layer(job, dense, whole, len(kinds), beside))
         yield Row(
             "dp", "all-reduce", "backward", r * whole.experts / expert_shards(layout), times, *across, expert_units
         )
+
+
+def _before_and_a_layer(
+    job: Job, row: Row, whole: Held, layers: int, beside: tuple[float, float, float] | None
+) -> float | None:
+    """The part of a row that is the embedding's and the first layer's: of gathers in forward, of gradients and of updated weights, unless
+    adapters in the layers have all of the gradients."""
+    is_gather = row.op == "all-gather" and row.behind == "forward"
+    if (row.op == "all-gather" and row.behind == "backward") or (beside is not None and not is_gather):
+        return None
+    packed = 0.0 if beside is None else beside[2] / BYTES[job.formats.compute]
+    in_layers = whole.dense - whole.before - whole.behind - packed
+    every = whole.dense - packed
+    return (whole.before + in_layers / max(1, layers)) / every if every else 1.0
 
 
 def _tensors(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> int:

