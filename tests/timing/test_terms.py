@@ -232,6 +232,43 @@ def test_fp4_buys_more_with_dearer_casts() -> None:
     assert four.cast_width / eight.cast_width == 4.5 / 8
 
 
+@pytest.mark.parametrize("precision", ["fp8", "fp4"])
+def test_the_output_head_is_not_cast(precision: Any) -> None:
+    """What a larger vocabulary adds to the products of a step in fp8 or fp4 is what it adds in bf16: the head is no layer of the engine that casts."""
+    cluster = load_cluster("dgx-b200:2")
+
+    def added(word: Any) -> float:
+        asked = job(workload=Workload(seq_len=4096, global_batch=64, precision=word), cluster=cluster)
+        more = replace(asked, model=replace(asked.model, vocab=2 * asked.model.vocab))
+        return seconds(timed(more), "matmul") - seconds(timed(asked), "matmul")
+
+    assert added(precision) == pytest.approx(added("bf16"), rel=1e-6)
+
+
+def test_products_in_four_bits_gain_on_eight_what_was_measured() -> None:
+    """The twelve products of a layer of 4,096 and 16,384 with 15,872 tokens took 7.161 ms in MXFP8 and 3.764 ms in NVFP4 on a B300 (NVIDIA/TransformerEngine:
+    docs/examples/gemm_profiling), large ones 1.63 to 1.93 times as long on a B200 (triton-lang/triton pull request 9697)."""
+    m, sides = np.array([15872.0]), ((12288.0, 4096.0), (4096.0, 4096.0), (16384.0, 4096.0), (4096.0, 16384.0))
+    for name, low, high in (("b300-sxm-288gb", 1.85, 1.95), ("b200-sxm-180gb", 1.63, 1.93)):
+        eight, four = (
+            sum(
+                float(product_seconds(gpu_by_id(name), word, 2.0, m, np.array([n]), np.array([k]))[0]) for n, k in sides
+            )
+            for word in ("fp8", "fp4")
+        )
+        assert low < eight / four < high
+
+
+@pytest.mark.parametrize(("precision", "measured"), [("bf16", 616.42), ("fp8", 1143.18)])
+def test_typical_products_of_mi325x_take_as_long_as_amd_measured(precision: Any, measured: float) -> None:
+    """Ten products of DeepSeek-V3, each for 30 s on one MI325X, weighed by their FLOP (ROCm/rocm-blogs: Completing the GPU Performance Picture)."""
+    gpu, sides = gpu_by_id("mi325x"), ((2112, 7168), (3072, 1536), (7168, 2048), (4608, 7168), (7168, 256))
+    shapes = [(np.array([float(m)]), np.array([float(n)]), np.array([float(k)])) for m in (32, 32768) for n, k in sides]
+    number = {"bf16": 2.0, "fp8": 1.0}[precision]
+    spent = sum(float(product_seconds(gpu, precision, number, m, n, k)[0]) for m, n, k in shapes)
+    assert sum(float((2 * m * n * k)[0]) for m, n, k in shapes) / spent / 1e12 == pytest.approx(measured, rel=0.02)
+
+
 def test_what_is_cast_before_it_is_gathered_costs_less() -> None:
     """Under sequence parallelism a rank that casts its own tokens sends half the bytes of the gathers and casts a part of
     them; adapters, scales per row and bf16 leave everything as it was."""
