@@ -32,6 +32,7 @@ from strategist.facts.profile import (
     Hides,
     Profile,
     Unpacks,
+    UpdateKernels,
     as_made,
     deepspeed_profile,
     find_profile,
@@ -65,6 +66,7 @@ _DECODES = re.compile(r"(\d+) (?:tokens )?to the decoder")
 _LONGEST = re.compile(r"longest example (\d+) tokens")
 _ENGINE = re.compile(r"\bTE\b|\bTransformer Engine\b")
 """Transformer Engine's modules, named among the techniques of a run or beside its framework."""
+_FUSED_UPDATE = re.compile(r"\bfused adamw?\b", re.IGNORECASE)
 _FUSES = re.compile(r"\bfused kernels\b", re.IGNORECASE)
 """Norms, rotation, activation and loss in one kernel each, whoever's they are."""
 _HIDES_EXPERTS = re.compile(
@@ -267,6 +269,7 @@ def _profile(run: Run, machines: Machines) -> Profile:
     hides: tuple[Hides, ...] = ("tensor",) if "async" in detail.lower() else ()
     overlaps, fp8 = (bool(words.search(detail)) for words in (_HIDES_EXPERTS, _DISPATCHES_FP8))
     profile = with_dispatcher(profile, merges=merges_copies(detail), fp8=fp8, overlaps=overlaps)
+    profile = replace(profile, update_kernels=_update_kernels(run, machines) or profile.update_kernels)
     return with_habits(
         profile,
         kernels=kernels,
@@ -277,6 +280,15 @@ def _profile(run: Run, machines: Machines) -> Profile:
         light="half-blocks" if _halves(run) else None,
         unpacks=_unpacks(run),
     )
+
+
+def _update_kernels(run: Run, machines: Machines) -> UpdateKernels | None:
+    """How the update is cut, where a row says so; LAMB's stages by its name. Optimum Habana updates in one kernel (use_fused_adam of its GaudiConfig)."""
+    said, detail = run.get("optimizer", "").lower(), run.get("sharding_detail", "")
+    if "lamb" in said:
+        return "stages"
+    is_one = "fused" in said or _FUSED_UPDATE.search(detail) or machines.gpu.startswith("gaudi")
+    return "one" if is_one else None
 
 
 def _replicated(run: Run, profile: Profile) -> Profile:

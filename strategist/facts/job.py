@@ -11,7 +11,7 @@ from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import count, hidden_matrices
 from strategist.facts.profile import BYTES, Formats, Profile
-from strategist.facts.workload import Workload
+from strategist.facts.workload import Precision, Workload
 from strategist.records import dataclass
 
 MAX_HEADROOM = 0.5
@@ -84,6 +84,14 @@ class Job:
     def cast_width(self) -> float:
         """Bytes that one element of a matrix' input takes once it is cast to fp8 or fp4; 0 where nothing is cast."""
         return CAST_WIDTHS.get(self.workload.precision, 0.0) if self.profile.casts_fp8 else 0.0
+
+    @property
+    def head_precision(self) -> Precision:
+        """The number format in which the output head multiplies: what matrices inside the layers are cast from where these are in fp8 or fp4."""
+        precision = self.workload.precision
+        if precision not in CAST_WIDTHS:
+            return precision
+        return "fp16" if self.formats.compute == "float16" else "bf16"
 
     @property
     def exchange_width(self) -> float:

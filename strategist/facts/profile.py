@@ -84,6 +84,7 @@ Hides = Literal["gradients", "weights", "updates", "tensor", "pipeline", "expert
 Light = Literal["elementwise", "attention", "alternate", "half-blocks"]
 Sends = Literal["whole", "shards", "turns"]
 Updates = Literal["whole", "tensors", "ranks"]
+UpdateKernels = Literal["one", "stages", "operations"]
 Segments = Literal["fixed", "expandable"]
 AddsTerms = Literal["unit", "step"]
 
@@ -106,7 +107,8 @@ class Profile:
     of what experts gave travel to the experts in fp8, as a run says; `casts_fp8` that matrices run in fp8 where
     asked, `gathers_fp8` that what cut matrices read is cast before it is gathered, `casts_apart` that each matrix casts in
     kernels of their own, forward and backward; `gradient_passes` times the update moves gradients beside its own reading (their norm, and their limit where that is no part of the update's kernel),
-    `pads_vocabulary` that the head is made a multiple of 64 numbers wide, `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
+    `update_kernels` how AdamW's update is cut into kernels: `one` reads and writes everything once, LAMB's two `stages` have norms of weights and of their changes
+    between them, `operations` of torch are single ones (neither fused nor compiled); `pads_vocabulary` that the head is made a multiple of 64 numbers wide, `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
     micro-batch to add up gradients; `keeping` says what is kept in memory, `fp16_state_bytes` more per weight
     belong to the state under fp16; `unties` that embedding and head are two weights where the model ties them; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
     `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and
@@ -141,6 +143,7 @@ class Profile:
     gathers_fp8: bool
     casts_apart: bool
     gradient_passes: float
+    update_kernels: UpdateKernels
     pads_vocabulary: bool
     update_copies: float
     accumulate_bytes: float
@@ -372,6 +375,7 @@ def find_profile(name: str = "strategist") -> Profile:
         gathers_fp8=row["gathers_fp8"],
         casts_apart=row["casts_apart"],
         gradient_passes=row["gradient_passes"],
+        update_kernels=row["update_kernels"],
         pads_vocabulary=row["pads_vocabulary"],
         update_copies=row["update_copies"],
         accumulate_bytes=row["accumulate_bytes"],

@@ -70,10 +70,17 @@ def _head_seconds(job: Job, c: Candidates) -> tuple[Reals, Reals]:
     width = (ceil_div(own, 64) * 64 if job.profile.pads_vocabulary else own).astype(np.float64)
     loss = rows * shape.vocab / c["tp"] * job.profile.kernels.logit_bytes / memory_Bps(gpu)
     if not c.chunks_loss:
-        return matmul_seconds(job, gpu, rows, width, depth), loss
+        return _head_products(job, gpu, rows, width, depth), loss
     chunk = loss_chunk(rows, shape.hidden, shape.vocab)
     chunks = np.ceil(rows / chunk)
-    return chunks * matmul_seconds(job, gpu, chunk, width, depth), loss + _added_up_seconds(job, gpu, chunks)
+    return chunks * _head_products(job, gpu, chunk, width, depth), loss + _added_up_seconds(job, gpu, chunks)
+
+
+def _head_products(job: Job, gpu: Gpu, m: Reals, n: Reals, k: Reals) -> Reals:
+    """Seconds of one product of the output head, which no recipe of fewer bits casts unless it is asked to: Megatron's output layer is none of
+    Transformer Engine's (NVIDIA/Megatron-LM: core/models/gpt/gpt_model.py, tensor_parallel.ColumnParallelLinear; Megatron-Bridge v0.6.0: fp8_output_proj),
+    torchtitan's configurations leave `output` out (torchtitan/components/quantization), and so does our own executor (docs/decisions/0137)."""
+    return product_seconds(gpu, job.head_precision, BYTES[job.formats.compute], m, n, k)
 
 
 def _added_up_seconds(job: Job, gpu: Gpu, chunks: Reals) -> Reals:

@@ -12,14 +12,33 @@ from strategist.timing.rates import memory_Bps, share
 
 
 def update_seconds(job: Job, c: Candidates, elements_C: Reals) -> Reals:
-    """Seconds of a fused update on the device over the elements this rank owns, (C,); offloaded state does not count.
+    """Seconds of an update on the device over the elements this rank owns, (C,); offloaded state does not count.
 
-    Source: a memory-bound kernel: read weight, gradient, moments; write weight, moments; plus what reads gradients for their
+    Source: memory-bound kernels: read weight, gradient, moments; write weight, moments; plus what reads gradients for their
     norm, and reads and writes them to limit it (torch/nn/utils/clip_grad.py).
     """
-    moved = touched_bytes(job) + BYTES[job.formats.gradient] * job.profile.gradient_passes
+    moved = _moved_bytes(job) + BYTES[job.formats.gradient] * job.profile.gradient_passes
     on_device = c.is_word("offload", "none")
     return np.where(on_device, moved * elements_C / memory_Bps(job.cluster.slowest.gpu), 0.0)
+
+
+_LAMB = 20.0
+"""Bytes per element that LAMB moves beside AdamW's: its first stage writes the change in fp32, norms of weights and of changes read both, and so does its
+second stage (NVIDIA/apex: csrc/multi_tensor_lamb.cu)."""
+
+
+def _moved_bytes(job: Job) -> float:
+    """Bytes that an update of AdamW or LAMB moves per element, in as many kernels as the framework cuts it into; of other optimizers those that it touches.
+
+    Operations of torch, of weights w, gradients g and moments S wide: decay 2 w, the first moment S + g, the second S + (S + g), its root, the two corrections
+    of that 3 S, and the quotient 2 w + S (pytorch/pytorch v2.7: torch/optim/adamw.py and adam.py, _multi_tensor_adam; Composer's DecoupledAdamW has one more:
+    composer/optim/decoupled_weight_decay.py).
+    """
+    if job.workload.optimizer != "adamw" or job.profile.update_kernels == "one":
+        return touched_bytes(job)
+    if job.profile.update_kernels == "stages":
+        return touched_bytes(job) + _LAMB
+    return 4.0 * BYTES[job.formats.parameter] + 2.0 * BYTES[job.formats.gradient] + 7.0 * job.state_bytes
 
 
 def touched_bytes(job: Job) -> float:

@@ -43,6 +43,14 @@ def _product(job: Job, m: float, n: float, k: float) -> float:
     return matmul_seconds(device_of(job), job.workload.precision, job.formats.compute, (m, n, k))
 
 
+def _head_product(job: Job, m: float, n: float, k: float) -> float:
+    """The output head stays in the format that the others are cast from."""
+    precision = job.workload.precision
+    if precision in ("fp8", "fp4"):
+        precision = {"bfloat16": "bf16", "float16": "fp16"}[job.formats.compute]
+    return matmul_seconds(device_of(job), precision, job.formats.compute, (m, n, k))
+
+
 Size = tuple[float, float, float]
 
 
@@ -329,13 +337,13 @@ def head_time(job: Job, layout: Layout) -> dict[str, Pass]:
     padded = ceil(shape.vocab / layout["tp"])
     if job.profile.pads_vocabulary:
         padded = ceil(padded / 64) * 64
-    once = _product(job, T, padded, shape.hidden)
+    once = _head_product(job, T, padded, shape.hidden)
     loss = T * shape.vocab / layout["tp"] * job.profile.kernels.logit_bytes / memory_Bps(device_of(job))
     products = 1 + job.trainable if shape.adapters is None else 1
     if layout.get("loss") == "chunked":
         chunk = ceil(T / ceil(shape.vocab / shape.hidden))
         chunks = ceil(T / chunk)
-        once = chunks * _product(job, chunk, padded, shape.hidden)
+        once = chunks * _head_product(job, chunk, padded, shape.hidden)
         gradient = shape.vocab * shape.hidden * BYTES[job.formats.compute] if shape.adapters is None else 0
         loss += 2 * chunks * gradient / memory_Bps(device_of(job))
     return {"matmul": Pass(once, products * once), "loss": Pass(loss / 3, 2 * loss / 3)}

@@ -267,6 +267,18 @@ EIGHT_BIT_BYTES = 2 * (1 + 4 + 4 + 4 + 4 + 4) + 12 + 8 + 16 + 2 * (4 + 8 + 8 + 5
 """Read and written per element by our 8-bit update, one operation after the other."""
 
 
+def _adamw_bytes(kernels: str, w: float, g: float, both: float) -> float:
+    """Read and written per element by an update in so many kernels; `both` are the moments."""
+    if kernels == "one":
+        return 2 * (w + both) + g
+    if kernels == "stages":  # change written; norms of weight and change; both read again
+        return 2 * (w + both) + g + 4 + (4 + 4) + (4 + 4)
+    m = v = both / 2
+    decay, first, second = w + w, m + g + m, (v + v) + (v + g + v)
+    root, corrected, steadied = (v + v for _ in range(3))
+    return decay + first + second + root + corrected + steadied + (w + m + v + w)
+
+
 def _update(job: Job, layout: Layout) -> tuple[float, float]:
     """Seconds of the update on the device, and of offloading with the update on the host."""
     gpu = device_of(job)
@@ -281,7 +293,8 @@ def _update(job: Job, layout: Layout) -> tuple[float, float]:
         touched = EIGHT_BIT_BYTES
     if layout["offload"] == "none":
         waits = served.seconds(job, layout, touched) if served.is_served(layout) else 0.0
-        return (touched + job.profile.gradient_passes * g) * owned / memory_Bps(gpu), waits
+        moved = touched if job.workload.optimizer != "adamw" else _adamw_bytes(job.profile.update_kernels, s, g, o)
+        return (moved + job.profile.gradient_passes * g) * owned / memory_Bps(gpu), waits
     link = (gpu.host_Bps or gpu.memory_Bps) * share("host_link_share", gpu)
     update = touched * owned / share("host_update_Bps", gpu)
     if layout["offload"] == "optimizer":

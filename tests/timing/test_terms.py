@@ -17,7 +17,16 @@ from strategist.facts.job import Job
 from strategist.facts.model import layer_sequence
 from strategist.facts.models import load_model
 from strategist.facts.parameters import count
-from strategist.facts.profile import Hides, Profile, find_profile, frameworks, profile_of, with_dispatcher, with_habits
+from strategist.facts.profile import (
+    Hides,
+    Profile,
+    UpdateKernels,
+    find_profile,
+    frameworks,
+    profile_of,
+    with_dispatcher,
+    with_habits,
+)
 from strategist.facts.routing import called
 from strategist.facts.workload import Workload
 from strategist.planner.predict import filled
@@ -230,6 +239,71 @@ def test_fp4_buys_more_with_dearer_casts() -> None:
     assert 1 < seconds(timed(eight), "matmul") / seconds(timed(four), "matmul") < 2
     assert seconds(timed(four), "elementwise") > seconds(timed(eight), "elementwise")
     assert four.cast_width / eight.cast_width == 4.5 / 8
+
+
+def test_single_operations_of_an_update_cost_what_a_fused_one_saved() -> None:
+    """GPT-2 with 163 million weights in fp32 and batches of 8 on one A100 went from 27,648 to 28,399 tokens/s when AdamW was fused: 7.8 ms of 296
+    (rasbt/LLMs-from-scratch: ch05/10_llm-training-speed/README.md, steps 2 and 3), launches among them."""
+    shape, cluster = replace(load_model("gpt2"), tied=False, parameters_stated=None), load_cluster("dgx-a100-40gb")
+    asked = job(
+        find_profile("hf-trainer"), model=shape, cluster=cluster, workload=Workload(seq_len=1024, global_batch=64)
+    )
+    fused = replace(asked, profile=replace(asked.profile, update_kernels="one"))
+    saved = seconds(timed(asked, "dp=8,mbs=8"), "optimizer") - seconds(timed(fused, "dp=8,mbs=8"), "optimizer")
+    tokens = 8 * 1024
+    assert 0.7 < saved / (tokens / 27648 - tokens / 28399) < 1.05
+
+
+def test_updates_of_lamb_and_single_operations_move_more() -> None:
+    """One kernel moves 28 bytes of a weight in fp32, LAMB's two stages 48, torch's operations 80; other optimizers do not ask."""
+    asked = job(find_profile("hf-trainer"), workload=Workload(seq_len=4096, global_batch=64))
+
+    def update(kernels: Any, optimizer: Any = "adamw") -> float:
+        own = replace(asked, workload=replace(asked.workload, optimizer=optimizer))
+        return seconds(timed(replace(own, profile=replace(own.profile, update_kernels=kernels)), "dp=16"), "optimizer")
+
+    one, stages, operations = (update(kernels) for kernels in get_args(UpdateKernels))
+    norms = asked.profile.gradient_passes * 4.0
+    assert stages / one == pytest.approx((48 + norms) / (28 + norms), rel=1e-6)
+    assert operations / one == pytest.approx((80 + norms) / (28 + norms), rel=1e-6)
+    assert update("operations", "sgd") == update("one", "sgd")
+
+
+@pytest.mark.parametrize("precision", ["fp8", "fp4"])
+def test_the_output_head_is_not_cast(precision: Any) -> None:
+    """What a larger vocabulary adds to the products of a step in fp8 or fp4 is what it adds in bf16: the head is no layer of the engine that casts."""
+    cluster = load_cluster("dgx-b200:2")
+
+    def added(word: Any) -> float:
+        asked = job(workload=Workload(seq_len=4096, global_batch=64, precision=word), cluster=cluster)
+        more = replace(asked, model=replace(asked.model, vocab=2 * asked.model.vocab))
+        return seconds(timed(more), "matmul") - seconds(timed(asked), "matmul")
+
+    assert added(precision) == pytest.approx(added("bf16"), rel=1e-6)
+
+
+def test_products_in_four_bits_gain_on_eight_what_was_measured() -> None:
+    """The twelve products of a layer of 4,096 and 16,384 with 15,872 tokens took 7.161 ms in MXFP8 and 3.764 ms in NVFP4 on a B300 (NVIDIA/TransformerEngine:
+    docs/examples/gemm_profiling), large ones 1.63 to 1.93 times as long on a B200 (triton-lang/triton pull request 9697)."""
+    m, sides = np.array([15872.0]), ((12288.0, 4096.0), (4096.0, 4096.0), (16384.0, 4096.0), (4096.0, 16384.0))
+    for name, low, high in (("b300-sxm-288gb", 1.85, 1.95), ("b200-sxm-180gb", 1.63, 1.93)):
+        eight, four = (
+            sum(
+                float(product_seconds(gpu_by_id(name), word, 2.0, m, np.array([n]), np.array([k]))[0]) for n, k in sides
+            )
+            for word in ("fp8", "fp4")
+        )
+        assert low < eight / four < high
+
+
+@pytest.mark.parametrize(("precision", "measured"), [("bf16", 616.42), ("fp8", 1143.18)])
+def test_typical_products_of_mi325x_take_as_long_as_amd_measured(precision: Any, measured: float) -> None:
+    """Ten products of DeepSeek-V3, each for 30 s on one MI325X, weighed by their FLOP (ROCm/rocm-blogs: Completing the GPU Performance Picture)."""
+    gpu, sides = gpu_by_id("mi325x"), ((2112, 7168), (3072, 1536), (7168, 2048), (4608, 7168), (7168, 256))
+    shapes = [(np.array([float(m)]), np.array([float(n)]), np.array([float(k)])) for m in (32, 32768) for n, k in sides]
+    number = {"bf16": 2.0, "fp8": 1.0}[precision]
+    spent = sum(float(product_seconds(gpu, precision, number, m, n, k)[0]) for m, n, k in shapes)
+    assert sum(float((2 * m * n * k)[0]) for m, n, k in shapes) / spent / 1e12 == pytest.approx(measured, rel=0.02)
 
 
 def test_what_is_cast_before_it_is_gathered_costs_less() -> None:
