@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Literal
 
 from strategist.catalog import rows
 from strategist.records import dataclass
+
+PipedOutputs = Literal["compute", "float32"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,9 @@ class Keeping:
     are held at once.
 
     Of the loss, per token and vocabulary entry: numbers of float32 and of compute-format copies that exist when the loss is
-    computed and in its backward; `cut_float32` more in backward where the vocabulary is cut."""
+    computed and in its backward; `cut_float32` more in backward where the vocabulary is cut. With `pipes_from` an engine of
+    pipelines runs jobs of so many stages or more, and its last stage holds the logits of two micro-batches as its outputs, in the
+    format `piped_outputs`."""
 
     name: str
     gathered_inputs: bool
@@ -49,6 +54,8 @@ class Keeping:
     adapter_bytes: float
     source: str
     adapts_all: bool = False
+    pipes_from: int = 0
+    piped_outputs: PipedOutputs = "compute"
 
 
 @cache

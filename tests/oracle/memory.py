@@ -754,14 +754,15 @@ class Stage:
         micro = self.every + edges + tables + self.stream * (self.begins - self.ends)
         every = in_flight(self.a, self.stage) * micro + self.inputs
         common = {"gradients": stands, "activations": every, "gather_buffers": gathered}
-        forward, backward = loss_bytes(self.job, self.a)
         entries = self.seen * -(-shape.vocab // self.a["tp"]) * self.ends
         loose = 0.0 if row.placeholders else self.q * self.c
-        yield 0, common | {"logits": entries * forward}
-        yield 0, common | {"logits": entries * backward}
+        forward, backward, own_gradient, outputs = (entries * each for each in self._beside_outputs())
+        common |= {"logits": outputs}
+        yield 0, common | {"logits": forward}
+        yield 0, common | {"logits": backward}
         own_head = vocabulary(shape, self.a["tp"], 1) if self.ends else 0
         head = loose * own_head + (self._whole_stream() if self.ends else 0.0)
-        yield 0, common | {"logits": entries * self.c, "temporaries": head}
+        yield 0, common | {"logits": own_gradient, "temporaries": head}
         if room := self.job.profile.reduce_bucket:
             alone = 2 * self.q * BYTES[self.job.formats.parameter] * own_head
             alone *= self.zero in (1, 2) and own_head > room
@@ -775,7 +776,20 @@ class Stage:
                 yield 1, common | {"activations": left, "temporaries": at.temporaries + finished}
         table = self.q * self.c * self.bare.before + (self.stream if self.begins else 0.0)
         yield 2, common | {"activations": max(self.inputs, every - micro), "temporaries": table}
-        yield 3, {"gradients": stands, "activations": self.inputs}
+        yield 3, {"gradients": stands, "activations": self.inputs, "logits": outputs}
+
+    def _beside_outputs(self) -> tuple[float, float, float, float]:
+        """Bytes per token and vocabulary entry at the loss, in its backward, while the head works backward, and all the rest of the time.
+        DeepSpeed's engine of pipelines keeps the outputs of the last two micro-batches on the last stage, those of the one at work among
+        them, and while they come those of the one before the last too."""
+        row = self.job.profile.keeping
+        forward, backward = loss_bytes(self.job, self.a)
+        if not 0 < row.pipes_from <= self.a["pp"] or self.zero > 1:
+            return forward, backward, self.c, 0.0
+        others = 1 if self.a["accumulation"] == 1 else 2  # that lie there when those of this micro-batch come
+        if row.piped_outputs == "float32" or self.c == 4:
+            return forward + 4 * others, backward + 4 * (others - 1), self.c + 4 * others, 4.0 * others
+        return forward + self.c * (others - 1), backward + self.c * others, self.c * (1 + others), self.c * others
 
     def _stand_ins(self) -> float:
         """Elements of one copy of each matrix that the stage has, and of its head."""
