@@ -19,8 +19,9 @@ class Keeping:
     own part; `projected` keeps what the query, key and value matrix gave beside the rotated copies, because the values are a
     view of it; `activated` keeps act(gate) beside gate and up; `expert_outputs` what routed experts gave; `rms_bytes` are
     kept per element of an RMSNorm's input beside the input; `mask_bytes` per element of each dropout of the residual stream,
-    in models that train with dropout (plain MLPs; recipes of gated models have none); `score_bytes` per attention score
-    where attention is unfused, `score_dropout_bytes` more with dropout; `float8_inputs` keeps inputs of matrices in one byte
+    in models that train with dropout (plain MLPs; recipes of gated models have none); where attention is unfused, `drops_scores`
+    says that such models drop scores too, and `wide_softmax` that the softmax of gated models, and any under autocast, is in float32;
+    `float8_inputs` keeps inputs of matrices in one byte
     where the matrices run in fp8; `adapter_bytes` per element of the input of a matrix beside which adapters with dropout
     stand: queries and values, or with `adapts_all` every matrix.
 
@@ -40,8 +41,8 @@ class Keeping:
     expert_outputs: bool
     rms_bytes: float
     mask_bytes: float
-    score_bytes: float
-    score_dropout_bytes: float
+    drops_scores: bool
+    wide_softmax: bool
     float8_inputs: bool
     placeholders: bool
     loose_gradients: bool

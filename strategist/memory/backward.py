@@ -22,7 +22,18 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
 from strategist.memory.activations import whole_stream_C
-from strategist.memory.saved import OURS, POLICIES, Cut, Habits, Part, Policy, Saved, habits_of, saved_tensors
+from strategist.memory.saved import (
+    OURS,
+    POLICIES,
+    Cut,
+    Habits,
+    Part,
+    Policy,
+    Saved,
+    habits_of,
+    has_wide_softmax,
+    saved_tensors,
+)
 from strategist.records import dataclass
 from strategist.space.candidates import EXCHANGES, RINGS, Candidates, Column, Mask, Reals, total_of
 from strategist.space.shares import (
@@ -728,7 +739,8 @@ def attention_gradients_C(job: Job, c: Candidates) -> Reals:
     count = tokens(job, c)
     own = count * shape.head_dim * compute * (2.0 * heads + 2.0 * keys)
     if job.profile.attention == "unfused":
-        return own + 2.0 * compute * count * heads * job.workload.seq_len
+        each = BYTES["float32"] if has_wide_softmax(job) else compute
+        return own + 2.0 * each * count * heads * job.workload.seq_len
     step = NARROW if shape.head_dim <= ROWS else WIDE
     width = -(-max(shape.head_dim, 1) // step) * step
     workspace = 4.0 * heads * _attended_rows(job, c) * (1.0 + width)

@@ -25,7 +25,7 @@ from strategist.facts.job import Job
 from strategist.facts.keeping import Keeping, find_keeping
 from strategist.facts.layers import build_layer
 from strategist.facts.model import Adapters, LayerKind, Mla, ModelShape, Moe, Ssm
-from strategist.facts.profile import Light
+from strategist.facts.profile import BYTES, Light
 from strategist.records import dataclass, replace
 
 Cut = Literal["sequence", "heads", "whole", "dispatched", "exchanged", "regathered", "summed"]
@@ -80,12 +80,13 @@ class Saved:
 @dataclass(frozen=True, slots=True)
 class Habits:
     """What decides which tensors are kept: the framework's row, what its selective recompute runs again, how many scores
-    per head a token's query writes out (0: none are), bytes per element of inputs of matrices that are kept as cast (0: none are), which modules selective
+    per head a token's query writes out (0: none are) and how many bytes are kept of each, bytes per element of inputs of matrices that are kept as cast (0: none are), which modules selective
     recompute runs again, whether the matrices beside adapters are frozen, and whether some ranks' experts get more tokens than others'."""
 
     keeping: Keeping
     light: Light = "elementwise"
     scores: int = 0
+    score_bytes: float = 0.0
     cast_width: float = 0.0
     redoes: tuple[str, ...] = ()
     is_frozen: bool = False
@@ -98,7 +99,28 @@ def habits_of(job: Job) -> Habits:
     cast_width = job.cast_width if profile.keeping.float8_inputs else 0.0
     scores = work.seq_len if profile.attention == "unfused" else 0
     crowded = work.expert_imbalance > 1
-    return Habits(profile.keeping, profile.light, scores, cast_width, profile.redoes, job.adapters, crowded)
+    each = score_bytes(job) if scores else 0.0
+    return Habits(profile.keeping, profile.light, scores, each, cast_width, profile.redoes, job.adapters, crowded)
+
+
+def has_wide_softmax(job: Job) -> bool:
+    """Whether softmax runs in float32 and what it gave is cast to the compute format: in Transformers' gated models by their own code
+    (huggingface/transformers: models/llama/modeling_llama.py, eager_attention_forward), and in any under autocast (pytorch:
+    docs/source/amp.rst, CUDA ops that can autocast to float32)."""
+    if not job.profile.keeping.wide_softmax:
+        return False
+    formats = job.formats
+    return job.model.mlp_gated or BYTES[formats.compute] < BYTES[formats.parameter]
+
+
+def score_bytes(job: Job) -> float:
+    """Bytes that unfused attention keeps of a score: what softmax gave, which its own backward reads; with dropout, in models of plain
+    MLPs, a mask; and what the product with the values reads, where that is another tensor: a cast copy, or what dropout left."""
+    keeping, compute = job.profile.keeping, BYTES[job.formats.compute]
+    is_wide, drops = has_wide_softmax(job), not job.model.mlp_gated and keeping.drops_scores
+    probabilities = BYTES["float32"] if is_wide else compute
+    is_read_apart = drops or probabilities != compute
+    return probabilities + (1.0 if drops else 0.0) + (compute if is_read_apart else 0.0)
 
 
 @cache
@@ -182,8 +204,7 @@ def _cast(row: Saved, width: float) -> Saved:
 
 def _scores(shape: ModelShape, habits: Habits) -> tuple[Saved, ...]:
     """What unfused attention keeps of its scores, in units of one byte."""
-    dropout = 0.0 if shape.mlp_gated else habits.keeping.score_dropout_bytes
-    width = shape.heads * habits.scores * (habits.keeping.score_bytes + dropout)
+    width = shape.heads * habits.scores * habits.score_bytes
     return (Saved("scores", width, "heads", is_float8=True),) if width else ()
 
 

@@ -1172,7 +1172,8 @@ class Stage:
         heads, keys = shape.heads / tp, shape.kv_heads / tp
         gradients = self.T * shape.head_dim * self.c * (2 * heads + 2 * keys)
         if self.job.profile.attention == "unfused":
-            return gradients + 2 * self.c * self.T * heads * self.job.workload.seq_len
+            wide = self.job.profile.keeping.wide_softmax and (shape.mlp_gated or self.c < self.s)
+            return gradients + 2 * (4 if wide else self.c) * self.T * heads * self.job.workload.seq_len
         return gradients + self._flash(heads, keys)
 
     def _flash(self, heads: float, keys: float) -> float:
@@ -1818,7 +1819,8 @@ def _runtime(job: Job, layout: Layout) -> float:
     device = "cpu" if job.cluster.smallest.vendor == "CPU" else "gpu"
     axes = sum(layout[axis] > 1 for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"))
     axes += layout["context_parallel"] == "hierarchical"  # rings and groups inside
-    return overhead(f"{device}_context_bytes") + overhead(f"{device}_communicator_bytes") * axes
+    context = "loaded" if device == "gpu" and job.profile.loads_all else device
+    return overhead(f"{context}_context_bytes") + overhead(f"{device}_communicator_bytes") * axes
 
 
 def stage_moments(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> list[dict[str, int]]:
