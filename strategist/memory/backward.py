@@ -159,7 +159,8 @@ class Kept:
         exchanged = np.where(c.is_word("context_parallel", *EXCHANGES), c["tp"], np.inf)
         regathered = np.where(dispatched > 1, 1.0, np.inf)
         summed = np.where(dispatched > 1, np.inf, cut_only)
-        return sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, regathered, summed, cut_only
+        cast = np.where(is_plain_data_parallel(self.job, c), 1.0, np.inf)
+        return sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, regathered, summed, cast, cut_only
 
     def weights(self, chosen: Callable[[str], bool]) -> Reals:
         """Elements of the chosen matrices on one rank, of one piece of them where they are cut in some that nothing else knows."""
@@ -192,9 +193,10 @@ class Kept:
 
 
 CUTS: tuple[Cut | Literal["cut_only"], ...] = (
-    "sequence", "heads", "whole", "dispatched", "exchanged", "regathered", "summed", "cut_only",
+    "sequence", "heads", "whole", "dispatched", "exchanged", "regathered", "summed", "autocast", "cut_only",
 )  # fmt: skip
-"""How rows are cut; the last are those of the sequence that exist only where tensor parallelism cuts the layer."""
+"""How rows are cut; the last are those of the sequence that exist only where tensor parallelism cuts the layer, in front of them those that only
+plain modules under autocast have."""
 
 
 class Widths:

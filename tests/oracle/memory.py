@@ -105,6 +105,7 @@ def _bytes_of(
     ways["exchanged"] = layout["tp"] if layout["context_parallel"] in ("all-to-all", "hierarchical") else inf
     ways["regathered"] = 1 if ways["dispatched"] > 1 else inf
     ways["summed"] = sp if layout["tp"] > 1 and ways["dispatched"] == 1 else inf
+    ways["autocast"] = 1 if is_plain(job, layout) else inf
     total = 0.0
     for tensor in saved_tensors(job.model, kind, habits_of(job)):
         if (tensor.cut_only and layout["tp"] == 1) or (wanted is _used and tensor.part == "rest"):
