@@ -105,7 +105,6 @@ def _bytes_of(
     ways["exchanged"] = layout["tp"] if layout["context_parallel"] in ("all-to-all", "hierarchical") else inf
     ways["regathered"] = 1 if ways["dispatched"] > 1 else inf
     ways["summed"] = sp if layout["tp"] > 1 and ways["dispatched"] == 1 else inf
-    ways["autocast"] = 1 if is_plain(job, layout) else inf
     total = 0.0
     for tensor in saved_tensors(job.model, kind, habits_of(job)):
         if (tensor.cut_only and layout["tp"] == 1) or (wanted is _used and tensor.part == "rest"):
@@ -114,7 +113,8 @@ def _bytes_of(
             continue
         if wanted(tensor.policies, policy) and (not parts or tensor.part in parts):
             size = 4 if tensor.is_float32 else 1 if tensor.is_float8 else BYTES[job.formats.compute]
-            total += tensor.width * size / ways[tensor.cut] * (busiest(job, layout) if tensor.arrives else 1)
+            way = ways[tensor.cut] if tensor.cut != "autocast" else 1 if is_plain(job, layout) else inf
+            total += tensor.width * size / way * (busiest(job, layout) if tensor.arrives else 1)
     return total * tokens(job, layout)
 
 
