@@ -13,6 +13,7 @@ from strategist.document.judgement import Finding, Judgement, Said
 from strategist.document.prediction import Prediction
 from strategist.errors import ImpossibleError, InputError
 from strategist.facts.job import Job
+from strategist.facts.keeping import find_keeping
 from strategist.facts.profile import (
     AUTOCAST,
     ENGINE,
@@ -230,6 +231,8 @@ def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
     if reader.says_gradients:
         named = {name: str(says[name]) for name in ("gradient", "reduce") if name in says}
         profile = with_gradients(profile, **named)
+    if reader.keeping:
+        profile = replace(profile, keeping=find_keeping(reader.keeping))
     if IN_BF16.items() <= says.items() and not job.adapters:
         profile = with_narrow_weights(profile, "bfloat16", str(says.get("reduce", "bfloat16")))
     if profile.reduce_bucket and "reduce_bucket" in says:

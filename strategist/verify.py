@@ -18,6 +18,7 @@ from strategist.executor.support import obstacles, require_packages, way_out
 from strategist.facts.profile import engine_of
 from strategist.planner.kinds import UNEVEN
 from strategist.planner.predict import layout_of, pins_of
+from strategist.planner.write import TIGHT
 from strategist.records import dataclass, replace
 from strategist.units import format_gib
 
@@ -194,7 +195,8 @@ def _told(plan: Plan, predicted: Plan, seen: Observed, layouts: tuple[TracedLayo
         for each in misfits
     ]
     hints = [Hint(code="W_TRACED_MISFIT", sentence=misfit_words(each)) for each in misfits]
-    return replace(plan, verification=account, refusals=(*plan.refusals, *refusals), hints=(*hints, *plan.hints))
+    kept = [hint for hint in plan.hints if hint.code != TIGHT or plan.memory.is_tight]
+    return replace(plan, verification=account, refusals=(*plan.refusals, *refusals), hints=(*hints, *kept))
 
 
 def misfit_words(each: TracedLayout) -> str:

@@ -13,6 +13,7 @@ from strategist.facts.job import Job
 from strategist.memory.buffers import workspace_bytes
 from strategist.memory.estimate import Peaks, peak_memory
 from strategist.planner.search import Watch
+from strategist.planner.write import interval
 from strategist.records import dataclass, field, replace
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code
 from strategist.timing.calibrated import part_seconds
@@ -54,11 +55,21 @@ class Judged:
         return 0.0 if self.case is None else self.case.measured.step_s or 0.0
 
     @property
-    def fits(self) -> bool:
-        """Whether the device is large enough. The allocator gives back what it holds and does not use when memory runs out,
+    def needed_bytes(self) -> int:
+        """What the device must have. The allocator gives back what it holds and does not use when memory runs out,
         as far as its segments can shrink: its slack counts where they are fixed."""
-        spare = self.slack_bytes if self.job.profile.segments == "expandable" else 0
-        return self.peak_bytes - spare <= self.job.cluster.smallest.memory_bytes
+        return self.peak_bytes - (self.slack_bytes if self.job.profile.segments == "expandable" else 0)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device is large enough."""
+        return self.needed_bytes <= self.job.cluster.smallest.memory_bytes
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether the device's size lies within the interval of peaks, so that the other verdict is as good as the formulas can tell."""
+        bounds, size = interval("memory", self.job), self.job.cluster.smallest.memory_bytes
+        return self.needed_bytes * bounds.low <= size <= self.needed_bytes * bounds.high
 
     def comparable_bytes(self, kind: str) -> int:
         """The predicted bytes of the kind that a published figure counts: allocated, reserved, or the device's."""

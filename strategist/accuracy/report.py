@@ -133,6 +133,11 @@ def _memory(group: Group, width: int) -> Iterator[Line]:
     if o.fits_but_oom or o.refused_but_ran or o.refused_and_oom:
         words = f"ran: {o.fits_and_ran} predicted to fit, {o.refused_but_ran} not; out of memory: {o.refused_and_oom} predicted, {o.fits_but_oom} not"
         words += f"; {o.assumed} fit only with a recompute policy that is not stated" if o.assumed else ""
+        words += (
+            f"; {o.tight} verdicts lie within the interval of the peak, {o.tight_and_wrong} of them wrong"
+            if o.tight
+            else ""
+        )
         yield from wrapped("  OOM", words, width, indent=INDENT)
     rows = [("", kind.kind, f"median {100 * kind.median:.1f} %, p90 {100 * kind.p90:.1f} %, max {100 * kind.max:.0f} %, bias {100 * kind.bias:+.1f} % over {counted(kind.runs, 'row')}") for kind in group.memory]  # fmt: skip
     if rows:

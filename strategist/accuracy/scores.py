@@ -23,13 +23,16 @@ MIN_RANKED = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oom:
     """Verdicts against what happened: predicted to fit or not, ran or went out of memory. `assumed` of them fit only with a
-    recompute policy that the row does not state."""
+    recompute policy that the row does not state. `tight` verdicts lie within the interval of the peak, `tight_and_wrong` of these are not
+    what happened."""
 
     fits_and_ran: int = 0
     fits_but_oom: int = 0
     refused_but_ran: int = 0
     refused_and_oom: int = 0
     assumed: int = 0
+    tight: int = 0
+    tight_and_wrong: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +192,10 @@ def verdicts(judged: Iterable[Judged]) -> Oom:
         refused_but_ran=seen[False, False],
         refused_and_oom=seen[False, True],
         assumed=sum(bool(one.assumed) for one in known),
+        tight=sum(one.is_tight for one in known),
+        tight_and_wrong=sum(
+            one.is_tight and one.fits == one.case.measured.is_oom for one in known if one.case is not None
+        ),
     )
 
 

@@ -104,6 +104,11 @@ class MemoryLedger:
         """The stage with the largest device figure; the first of equals."""
         return max(self.stages, key=lambda stage: (stage.device, -stage.stage))
 
+    @property
+    def is_tight(self) -> bool:
+        """Whether the size of the device lies within the interval of the peak."""
+        return self.peak.low <= self.capacity_bytes <= self.peak.high
+
 
 @dataclass(frozen=True, slots=True)
 class TimeLedger:

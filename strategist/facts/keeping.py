@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Literal
 
 from strategist.catalog import rows
 from strategist.records import dataclass
+
+PipedOutputs = Literal["compute", "float32"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +19,9 @@ class Keeping:
     own part; `projected` keeps what the query, key and value matrix gave beside the rotated copies, because the values are a
     view of it; `activated` keeps act(gate) beside gate and up; `expert_outputs` what routed experts gave; `rms_bytes` are
     kept per element of an RMSNorm's input beside the input; `mask_bytes` per element of each dropout of the residual stream,
-    in models that train with dropout (plain MLPs; recipes of gated models have none); `score_bytes` per attention score
-    where attention is unfused, `score_dropout_bytes` more with dropout; `float8_inputs` keeps inputs of matrices in one byte
+    in models that train with dropout (plain MLPs; recipes of gated models have none); where attention is unfused, `drops_scores`
+    says that such models drop scores too, and `wide_softmax` that the softmax of gated models, and any under autocast, is in float32;
+    `float8_inputs` keeps inputs of matrices in one byte
     where the matrices run in fp8; `adapter_bytes` per element of the input of a matrix beside which adapters with dropout
     stand: queries and values, or with `adapts_all` every matrix.
 
@@ -26,7 +30,9 @@ class Keeping:
     are held at once.
 
     Of the loss, per token and vocabulary entry: numbers of float32 and of compute-format copies that exist when the loss is
-    computed and in its backward; `cut_float32` more in backward where the vocabulary is cut."""
+    computed and in its backward; `cut_float32` more in backward where the vocabulary is cut. With `pipes_from` an engine of
+    pipelines runs jobs of so many stages or more, and its last stage holds the logits of two micro-batches as its outputs, in the
+    format `piped_outputs`."""
 
     name: str
     gathered_inputs: bool
@@ -35,8 +41,8 @@ class Keeping:
     expert_outputs: bool
     rms_bytes: float
     mask_bytes: float
-    score_bytes: float
-    score_dropout_bytes: float
+    drops_scores: bool
+    wide_softmax: bool
     float8_inputs: bool
     placeholders: bool
     loose_gradients: bool
@@ -49,6 +55,8 @@ class Keeping:
     adapter_bytes: float
     source: str
     adapts_all: bool = False
+    pipes_from: int = 0
+    piped_outputs: PipedOutputs = "compute"
 
 
 @cache

@@ -117,7 +117,7 @@ class Profile:
     on the host, and none on the device once ZeRO shares them out; `reduce_bucket` is how many gradients DeepSpeed's ZeRO has room for in the buffers from
     which it reduces them; `launches_wait` that the CPU waits for every kernel before it issues the
     next (CUDA_LAUNCH_BLOCKING=1), as a run or its machine says; `head_tokens` is the share of tokens that head and loss see, where
-    only those that were masked are picked out before them."""
+    only those that were masked are picked out before them; `loads_all` that torch is of before 2.0, whose processes hold all of its kernels."""
 
     name: str
     title: str
@@ -159,6 +159,7 @@ class Profile:
     host_gradient_bytes: float = 0.0
     reduce_bucket: int = 0
     head_tokens: float = 1.0
+    loads_all: bool = False
 
     def formats_for(self, precision: str) -> Formats:
         """Number formats of a precision policy; fp4 differs from fp8, and tf32 from fp32, inside of matrix products alone."""
@@ -388,4 +389,5 @@ def find_profile(name: str = "strategist") -> Profile:
         host_gradient_bytes=row.get("host_gradient_bytes", 0.0),
         reduce_bucket=row.get("reduce_bucket", 0),
         head_tokens=row.get("head_tokens", 1.0),
+        loads_all=row.get("loads_all", False),
     )

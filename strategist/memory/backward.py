@@ -22,7 +22,18 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
 from strategist.memory.activations import whole_stream_C
-from strategist.memory.saved import OURS, POLICIES, Cut, Habits, Part, Policy, Saved, habits_of, saved_tensors
+from strategist.memory.saved import (
+    OURS,
+    POLICIES,
+    Cut,
+    Habits,
+    Part,
+    Policy,
+    Saved,
+    habits_of,
+    has_wide_softmax,
+    saved_tensors,
+)
 from strategist.records import dataclass
 from strategist.space.candidates import EXCHANGES, RINGS, Candidates, Column, Mask, Reals, total_of
 from strategist.space.shares import (
@@ -148,7 +159,8 @@ class Kept:
         exchanged = np.where(c.is_word("context_parallel", *EXCHANGES), c["tp"], np.inf)
         regathered = np.where(dispatched > 1, 1.0, np.inf)
         summed = np.where(dispatched > 1, np.inf, cut_only)
-        return sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, regathered, summed, cut_only
+        cast = np.where(is_plain_data_parallel(self.job, c), 1.0, np.inf)
+        return sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, regathered, summed, cast, cut_only
 
     def weights(self, chosen: Callable[[str], bool]) -> Reals:
         """Elements of the chosen matrices on one rank, of one piece of them where they are cut in some that nothing else knows."""
@@ -181,9 +193,10 @@ class Kept:
 
 
 CUTS: tuple[Cut | Literal["cut_only"], ...] = (
-    "sequence", "heads", "whole", "dispatched", "exchanged", "regathered", "summed", "cut_only",
+    "sequence", "heads", "whole", "dispatched", "exchanged", "regathered", "summed", "autocast", "cut_only",
 )  # fmt: skip
-"""How rows are cut; the last are those of the sequence that exist only where tensor parallelism cuts the layer."""
+"""How rows are cut; the last are those of the sequence that exist only where tensor parallelism cuts the layer, in front of them those that only
+plain modules under autocast have."""
 
 
 class Widths:
@@ -728,7 +741,8 @@ def attention_gradients_C(job: Job, c: Candidates) -> Reals:
     count = tokens(job, c)
     own = count * shape.head_dim * compute * (2.0 * heads + 2.0 * keys)
     if job.profile.attention == "unfused":
-        return own + 2.0 * compute * count * heads * job.workload.seq_len
+        each = BYTES["float32"] if has_wide_softmax(job) else compute
+        return own + 2.0 * each * count * heads * job.workload.seq_len
     step = NARROW if shape.head_dim <= ROWS else WIDE
     width = -(-max(shape.head_dim, 1) // step) * step
     workspace = 4.0 * heads * _attended_rows(job, c) * (1.0 + width)

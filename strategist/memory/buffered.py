@@ -19,7 +19,7 @@ from strategist.memory.activations import edges_CS, handed_on_CS, in_flight_CS, 
 from strategist.memory.backward import residual_C
 from strategist.memory.instant import END, LAYERS, LOSS, UPDATE, Instant
 from strategist.memory.layers import Layers
-from strategist.memory.logits import forward_bytes_CS, gradient_bytes_CS, loss_bytes_CS
+from strategist.memory.logits import forward_bytes_CS, gradient_bytes_CS, loss_bytes_CS, piped_CS
 from strategist.memory.reduced import bucket_bytes_CS, copied_bytes_CS, left_from_before, too_large_bytes_CS
 from strategist.space.candidates import Candidates, Column, Reals
 from strategist.space.shares import Elements, Group, layers, matrix_elements, vocabulary_elements
@@ -65,19 +65,21 @@ def _moving(job: Job, group: Group, counts: Elements, kept: Layers) -> Iterator[
     stream = on_stages(residual_C(job, c), group.is_last)
     yield LOSS, everything | {"logits": gradient_bytes_CS(job, group), "temporaries": own * _head(job, group) + stream}
     if job.profile.reduce_bucket:
-        yield LAYERS, everything | {"temporaries": too_large_bytes_CS(job, group, _head(job, group)) + stream}
-    last = edges_CS(job, group)
+        alone = too_large_bytes_CS(job, group, _head(job, group))
+        yield LAYERS, everything | {"temporaries": alone + stream, "logits": piped_CS(job, group)}
+    last, piped = edges_CS(job, group), piped_CS(job, group)
     for layers_, gone in kept.in_turn:
         at = layers_.instants
         moving = {
             "activations": np.maximum(inputs, every - last - gone / c["virtual_stages"][:, None] - at.freed),
             "temporaries": at.temporaries + np.where(at.is_product, own * at.weights, 0.0),
         }
-        yield LAYERS, everything | moving
+        yield LAYERS, everything | moving | {"logits": piped}
     table = job.trainable * compute * counts.before
     stream = on_stages(residual_C(job, c, whole=False), group.is_first)
-    yield END, everything | {"activations": np.maximum(inputs, every - micro_batch), "temporaries": table + stream}
-    yield UPDATE, {"activations": inputs}
+    left = {"activations": np.maximum(inputs, every - micro_batch), "temporaries": table + stream, "logits": piped}
+    yield END, everything | left
+    yield UPDATE, {"activations": inputs, "logits": piped}
 
 
 def _head(job: Job, group: Group) -> Reals:

@@ -17,9 +17,10 @@ def overhead(name: str) -> float:
 def runtime_bytes_C(job: Job, c: Candidates) -> Reals:
     """Bytes that never pass the allocator: device context and one set of communicator buffers per axis in use, (C,)."""
     kind = "cpu" if job.cluster.smallest.vendor == "CPU" else "gpu"
+    context = "loaded" if kind == "gpu" and job.profile.loads_all else kind
     names = "pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", *(name for name in ("cp_inner",) if name in c.columns)
     axes = np.sum([c[axis] > 1 for axis in names], axis=0)
-    return overhead(f"{kind}_context_bytes") + axes * overhead(f"{kind}_communicator_bytes")
+    return overhead(f"{context}_context_bytes") + axes * overhead(f"{kind}_communicator_bytes")
 
 
 LARGE_WORKSPACES = ("Hopper", "Blackwell")

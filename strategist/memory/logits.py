@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from strategist.columns import on_stages, remembered
@@ -11,6 +13,9 @@ from strategist.facts.profile import BYTES
 from strategist.space.candidates import Reals
 from strategist.space.shares import Group, ceil_div, tokens
 
+BUFFERS = 2
+"""Buffers of the last stage of DeepSpeed's pipelines (TrainSchedule.num_pipe_buffers)."""
+
 
 def forward_bytes_CS(job: Job, group: Group) -> Reals:
     """Bytes when the loss is computed, (C, S): the logits, their float32 copy where they are not, and log-probabilities;
@@ -18,7 +23,7 @@ def forward_bytes_CS(job: Job, group: Group) -> Reals:
     log-probabilities."""
     if group.candidates.chunks_loss:
         return _vocabulary_CS(job, group) * 8.0
-    return _vocabulary_CS(job, group) * _forward_bytes(job)
+    return _vocabulary_CS(job, group) * (_forward_bytes(job) + _piped(job, group).at_loss[:, None])
 
 
 def _forward_bytes(job: Job) -> float:
@@ -33,7 +38,7 @@ def loss_bytes_CS(job: Job, group: Group) -> Reals:
     (torch.nn.functional.cross_entropy on float32 logits); under tensor parallelism one float32 tensor more, each cut by
     vocabulary (torch.distributed.tensor.parallel.loss_parallel); other frameworks as their row says."""
     more = np.where((group.candidates["tp"] > 1)[:, None], 4.0 * job.profile.keeping.cut_float32, 0.0)
-    return _vocabulary_CS(job, group) * (_loss_bytes(job) + more)
+    return _vocabulary_CS(job, group) * (_loss_bytes(job) + more + _piped(job, group).in_its_backward[:, None])
 
 
 def _loss_bytes(job: Job) -> float:
@@ -49,8 +54,43 @@ def forward_holds_less(job: Job, group: Group) -> bool:
 
 
 def gradient_bytes_CS(job: Job, group: Group) -> Reals:
-    """Bytes while the head works backward, (C, S): the logits' gradient in the compute format."""
-    return _vocabulary_CS(job, group) * BYTES[job.formats.compute]
+    """Bytes while the head works backward, (C, S): the logits' gradient in the compute format, and outputs that a pipeline holds."""
+    return _vocabulary_CS(job, group) * BYTES[job.formats.compute] + piped_CS(job, group)
+
+
+class Piped(NamedTuple):
+    """Bytes of outputs of one token and vocabulary entry that a pipeline's engine holds, each (C,): `held` all the time, and what
+    there is beside a loss without them, `at_loss` and `in_its_backward`."""
+
+    held: Reals
+    at_loss: Reals
+    in_its_backward: Reals
+
+
+def piped_CS(job: Job, group: Group) -> Reals:
+    """Bytes of the logits that lie in the buffers of DeepSpeed's pipeline from one micro-batch to another, and from one step to the
+    next, on the last stage, (C, S)."""
+    return _vocabulary_CS(job, group) * _piped(job, group).held[:, None]
+
+
+@remembered
+def _piped(job: Job, group: Group) -> Piped:
+    """The last stage has two buffers of outputs, taken in turns, and lets go of neither (deepspeedai/DeepSpeed:
+    deepspeed/runtime/pipe/engine.py, _exec_forward_pass, _exec_backward_pass; schedule.py, TrainSchedule.num_pipe_buffers). Outputs in
+    float32 are what the loss works on in place, so that one of its copies is no other tensor; when they are cast, their own buffer
+    still has what was there before. Outputs in the compute format are one more tensor in the loss's backward. ZeRO-2 and 3 do not go
+    with that engine."""
+    keeping, c = job.profile.keeping, group.candidates
+    runs = (c["zero"] <= 1) & (0 < keeping.pipes_from <= group.pp)
+    compute = BYTES[job.formats.compute]
+    each = 4.0 if keeping.piped_outputs == "float32" else compute
+    held = np.where(runs, each * np.minimum(c["accumulation"], BUFFERS), 0.0)
+    is_the_loss_own = each == BYTES["float32"]
+    return Piped(
+        held=held,
+        at_loss=held - np.where(runs & (not is_the_loss_own), compute, 0.0),
+        in_its_backward=held - np.where(runs & is_the_loss_own, each, 0.0),
+    )
 
 
 @remembered

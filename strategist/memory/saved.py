@@ -25,10 +25,10 @@ from strategist.facts.job import Job
 from strategist.facts.keeping import Keeping, find_keeping
 from strategist.facts.layers import build_layer
 from strategist.facts.model import Adapters, LayerKind, Mla, ModelShape, Moe, Ssm
-from strategist.facts.profile import Light
+from strategist.facts.profile import BYTES, Light
 from strategist.records import dataclass, replace
 
-Cut = Literal["sequence", "heads", "whole", "dispatched", "exchanged", "regathered", "summed"]
+Cut = Literal["sequence", "heads", "whole", "dispatched", "exchanged", "regathered", "summed", "autocast"]
 Part = Literal["mixer", "ffn", "inside", "product", "entry", "rest", "exchanged"]
 Policy = Literal["none", "selective", "full"]
 
@@ -80,16 +80,19 @@ class Saved:
 @dataclass(frozen=True, slots=True)
 class Habits:
     """What decides which tensors are kept: the framework's row, what its selective recompute runs again, how many scores
-    per head a token's query writes out (0: none are), bytes per element of inputs of matrices that are kept as cast (0: none are), which modules selective
-    recompute runs again, whether the matrices beside adapters are frozen, and whether some ranks' experts get more tokens than others'."""
+    per head a token's query writes out (0: none are) and how many bytes are kept of each, bytes per element of inputs of matrices that are kept as cast (0: none are), which modules selective
+    recompute runs again, whether the matrices beside adapters are frozen, whether some ranks' experts get more tokens than others', and whether
+    autocast casts what float32 norms give."""
 
     keeping: Keeping
     light: Light = "elementwise"
     scores: int = 0
+    score_bytes: float = 0.0
     cast_width: float = 0.0
     redoes: tuple[str, ...] = ()
     is_frozen: bool = False
     is_crowded: bool = False
+    is_cast: bool = False
 
 
 def habits_of(job: Job) -> Habits:
@@ -98,7 +101,31 @@ def habits_of(job: Job) -> Habits:
     cast_width = job.cast_width if profile.keeping.float8_inputs else 0.0
     scores = work.seq_len if profile.attention == "unfused" else 0
     crowded = work.expert_imbalance > 1
-    return Habits(profile.keeping, profile.light, scores, cast_width, profile.redoes, job.adapters, crowded)
+    each = score_bytes(job) if scores else 0.0
+    is_cast = profile.keeping.wide_softmax and BYTES[job.formats.compute] < BYTES[job.formats.parameter]
+    return Habits(
+        profile.keeping, profile.light, scores, each, cast_width, profile.redoes, job.adapters, crowded, is_cast
+    )
+
+
+def has_wide_softmax(job: Job) -> bool:
+    """Whether softmax runs in float32 and what it gave is cast to the compute format: in Transformers' gated models by their own code
+    (huggingface/transformers: models/llama/modeling_llama.py, eager_attention_forward), and in any under autocast (pytorch:
+    docs/source/amp.rst, CUDA ops that can autocast to float32)."""
+    if not job.profile.keeping.wide_softmax:
+        return False
+    formats = job.formats
+    return job.model.mlp_gated or BYTES[formats.compute] < BYTES[formats.parameter]
+
+
+def score_bytes(job: Job) -> float:
+    """Bytes that unfused attention keeps of a score: what softmax gave, which its own backward reads; with dropout, in models of plain
+    MLPs, a mask; and what the product with the values reads, where that is another tensor: a cast copy, or what dropout left."""
+    keeping, compute = job.profile.keeping, BYTES[job.formats.compute]
+    is_wide, drops = has_wide_softmax(job), not job.model.mlp_gated and keeping.drops_scores
+    probabilities = BYTES["float32"] if is_wide else compute
+    is_read_apart = drops or probabilities != compute
+    return probabilities + (1.0 if drops else 0.0) + (compute if is_read_apart else 0.0)
 
 
 @cache
@@ -117,7 +144,8 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     adapters = _adapters(shape, kind, keeping) if habits.is_frozen else ()
     if shape.adapters is not None:
         adapters = _beside_frozen(shape, shape.adapters, kind)
-    first, *rest = (*mixed, *ffn, *_masks(shape, kind, keeping), *adapters)
+    under_autocast = _under_autocast(shape, kind) if habits.is_cast else ()
+    first, *rest = (*mixed, *ffn, *_masks(shape, kind, keeping), *under_autocast, *adapters)
     every = (replace(first, policies=ALWAYS, part="entry"), *rest)
     stored = (_cast(row, habits.cast_width) for row in every) if habits.cast_width else every
     frozen = _frozen(shape) if shape.adapters is not None else FROZEN if habits.is_frozen else ()
@@ -182,8 +210,7 @@ def _cast(row: Saved, width: float) -> Saved:
 
 def _scores(shape: ModelShape, habits: Habits) -> tuple[Saved, ...]:
     """What unfused attention keeps of its scores, in units of one byte."""
-    dropout = 0.0 if shape.mlp_gated else habits.keeping.score_dropout_bytes
-    width = shape.heads * habits.scores * (habits.keeping.score_bytes + dropout)
+    width = shape.heads * habits.scores * habits.score_bytes
     return (Saved("scores", width, "heads", is_float8=True),) if width else ()
 
 
@@ -229,6 +256,24 @@ def _masks(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved,
     parts = (kind.mixer != "none") + (kind.ffn != "none")
     width = 0.0 if shape.mlp_gated else parts * keeping.mask_bytes * shape.hidden
     return (Saved("masks", width, "sequence", is_float8=True),) if width else ()
+
+
+def _under_autocast(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
+    """What weights in float32 make of the residual stream where plain modules run under autocast: sums and norms are in float32, two bytes
+    more of each norm's input, and each matrix has a cast copy of its own of what a norm gave, since only weights' copies are found again
+    (pytorch: aten/src/ATen/autocast_mode.cpp, cached_cast; docs/source/amp.rst). GPT-2's kin read it with one matrix of attention."""
+    apart = shape.mlp_gated or shape.kind != "decoder"
+    entry = Saved("wide_entry", 2 * shape.hidden, "autocast", ALWAYS, part="rest", is_float8=True)
+    copies = Saved("qkv_copies", 2 * shape.hidden * apart, "autocast", part="mixer")
+    if kind.ffn == "none":
+        return entry, copies
+    between = Saved("wide_ffn_norm_input", 2 * shape.hidden, "autocast", is_float8=True)
+    return (
+        entry,
+        copies,
+        between,
+        Saved("ffn_copies", shape.hidden * (shape.mlp_gated and kind.ffn != "moe"), "autocast"),
+    )
 
 
 def _norm(shape: ModelShape, name: str, keeping: Keeping) -> tuple[Saved, ...]:

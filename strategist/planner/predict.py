@@ -24,7 +24,14 @@ from strategist.planner.depth import with_depths
 from strategist.planner.search import FRONTEND, Frontend
 from strategist.planner.situation import one, question
 from strategist.planner.weigh import fits
-from strategist.planner.write import memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
+from strategist.planner.write import (
+    memory_ledger,
+    mesh_of,
+    near_the_limit,
+    outside_known_errors,
+    strategy_of,
+    time_ledger,
+)
 from strategist.records import replace
 from strategist.rulebook.apply import columns, sentence
 from strategist.rulebook.rule import Rule, load_rules
@@ -123,7 +130,7 @@ def _prediction(
         over_bytes=max(0, memory.worst.device - memory.usable_bytes),
         memory=memory,
         time=time_ledger(job, cost.times, 0),
-        hints=(*hints, *outside_known_errors(job)),
+        hints=(*hints, *near_the_limit(job, memory, fits=cost.fits), *outside_known_errors(job)),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from strategist import __version__
 from strategist.document.certificate import Certificate
-from strategist.document.estimate import StageMemory
+from strategist.document.estimate import MemoryLedger, StageMemory
 from strategist.document.front import Front
 from strategist.document.plan import (
     Alternative,
@@ -39,6 +39,7 @@ from strategist.planner.write import (
     memory_ledger,
     mesh_of,
     near_job,
+    near_the_limit,
     outside_known_errors,
     strategy_of,
     time_ledger,
@@ -215,7 +216,7 @@ def _with_uneven(
         economics=economics(job, plan.request, time.step.value),
         decision=replace(plan.decision, family=family, difference=plan.decision.other_step_s / time.step.value),
         alternatives=(even, *others),
-        hints=_hints(own, row, situation, Choice(0, family, ()), memory.worst),
+        hints=_hints(own, row, situation, Choice(0, family, ()), memory),
     )
 
 
@@ -384,7 +385,7 @@ def _write(
         reasons=reasons,
         refusals=_refusals(found),
         alternatives=_alternatives(found, chosen, top),
-        hints=_hints(found, row, situation, chosen, memory.worst),
+        hints=_hints(found, row, situation, chosen, memory),
         factors=job.factors_that_apply,
         near=near_job(job),
     )
@@ -512,10 +513,10 @@ def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
 
 
 def _hints(
-    found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], chosen: Choice, fullest: StageMemory
+    found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], chosen: Choice, memory: MemoryLedger
 ) -> tuple[Hint, ...]:
-    """Advice rules that fire for the chosen layout, whose fullest stage holds so much, and thresholds that are near."""
-    shares = _shares(found, chosen.row) | _table_share(found) | _logits_share(fullest)
+    """Advice rules that fire for the chosen layout, whose stages hold so much, thresholds that are near, and what lies within known errors."""
+    shares = _shares(found, chosen.row) | _table_share(found) | _logits_share(memory.worst)
     placed = tensor_parallel_links(found, chosen.row)
     values = {UNEVEN: 0, "loss": 0} | dict(situation) | _coded(found, chosen.row) | shares | placed
     advice = tuple(
@@ -530,7 +531,8 @@ def _hints(
         )
         for name in near_thresholds(situation)
     )
-    return (*advice, *near, *outside_known_errors(found.question.job))
+    job = found.question.job
+    return (*advice, *near, *near_the_limit(job, memory, fits=True), *outside_known_errors(job))
 
 
 def _fewer(

@@ -36,6 +36,7 @@ from strategist.space.shares import groups
 from strategist.space.stages import head_in_layers, stage_chunks
 from strategist.timing.calibrated import TOO_LONG_NS
 from strategist.timing.estimate import StepTimes, mfu, model_FLOP
+from strategist.units import format_gib
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,19 @@ def outside_known_errors(job: Job) -> tuple[Hint, ...]:
     else:
         return ()
     return (Hint(code="W_UNCALIBRATED", sentence=text),)
+
+
+TIGHT = "W_TIGHT_MEMORY"
+
+
+def near_the_limit(job: Job, memory: MemoryLedger, *, fits: bool) -> tuple[Hint, ...]:
+    """A warning where the interval of the peak holds the size of the device, so that the verdict lies within the errors of the formulas. It
+    is one of GPUs: processes share a host."""
+    if job.cluster.smallest.vendor == "CPU" or not memory.is_tight:
+        return ()
+    verdict = "it may run out of memory all the same" if fits else "it may fit all the same"
+    text = f"The device's {format_gib(memory.capacity_bytes)} lie within the interval of the peak, which holds four of five published peaks: {verdict}. Try a few steps, or choose what is further from the limit."
+    return (Hint(code=TIGHT, sentence=text),)
 
 
 def mesh_of(row: Mapping[str, Any]) -> Mesh:

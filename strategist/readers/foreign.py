@@ -62,7 +62,8 @@ class Foreign:
 class Reader:
     """One framework's files: how they are recognised, and what they say. `profile` names whose kernels and formats a
     prediction counts with; `on_nodes` finds what is wrong on nodes of so many devices alone; `model` is the model that a file
-    describes or names, if it does; with `says_gradients` their formats are the file's, not the profile's. `commands` are those that a job of the
+    describes or names, if it does; with `says_gradients` their formats are the file's, not the profile's;
+    what it keeps is the profile's, or that row of `keeping`. `commands` are those that a job of the
     file runs, as a shell would read them."""
 
     name: str
@@ -73,6 +74,7 @@ class Reader:
     on_nodes: Callable[[Source, int], Iterable[Finding]] = lambda source, devices: ()
     model: Callable[[Source, str], ModelShape | None] = lambda source, flag: None
     says_gradients: bool = False
+    keeping: str = ""
     commands: Callable[[Source], str] = lambda source: ""
 
 

@@ -129,5 +129,6 @@ GPT_NEOX = Reader(
     recognises=recognises,
     read=read,
     profile="megatron-deepspeed",
+    keeping="gpt-neox",
     model=_model,
 )

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from strategist.accuracy.express import Case
 from strategist.accuracy.judge import Judged, judge
 from strategist.accuracy.table import read_runs
 from strategist.catalog import rows
 from strategist.facts.models import load_model
 from strategist.facts.parameters import count
 from strategist.facts.profile import as_made, find_profile, frameworks
+from strategist.memory.estimate import Ledger, ledger
+from strategist.readers import READERS
+from strategist.space.candidates import Candidates
+from strategist.space.shares import groups
 from tests.cli.harness import RUN, runs_file
 
 MEGATRON: Mapping[str, str] = {
@@ -34,8 +40,11 @@ def allocated(one: Judged) -> int:
 
 
 def test_every_row_of_keeping_belongs_to_a_framework() -> None:
-    """No row is left over, and every framework has one."""
-    assert {find_profile(name).keeping.name for name in frameworks()} == {row["name"] for row in rows("keeping")}
+    """No row is left over, and every framework has one; a few are those of a framework's runs or files alone."""
+    own = {find_profile(name).keeping.name for name in frameworks()}
+    of_runs = {row["keeping"] for row in rows("framework_names") if "keeping" in row}
+    of_files = {reader.keeping for reader in READERS if reader.keeping}
+    assert own | of_runs | of_files == {row["name"] for row in rows("keeping")}
 
 
 def test_a_loss_on_the_logits_themselves_needs_no_float32_copy(tmp_path: Path) -> None:
@@ -152,3 +161,52 @@ def test_an_update_of_all_weights_at_once_holds_their_roots(tmp_path: Path) -> N
     assert one.case is not None
     weights = count(one.case.job.model).total
     assert 5 * 2 * weights <= allocated(one) <= 5.01 * 2 * weights
+
+
+def _live_bytes_of_outputs(micro_batches: int, copy: int) -> list[tuple[str, int]]:
+    """DeepSpeed's last stage, one forward and one backward pass at a time over two steps: bytes of every tensor of the vocabulary that somebody
+    still refers to, per token and entry, in 16 bits. What a buffer held is let go of when new outputs are put there, not before; the loss
+    turns a float32 tensor into its own gradient, that of the outputs (`copy` 0) or one of its own (`copy` 4)."""
+    output = 2 if copy else 4
+    buffers, seen = [0, 0], []
+    for number in 2 * list(range(micro_batches)):
+        if not copy:
+            seen.append(("cast", sum(buffers) + 2 + output))
+        buffers[number % 2] = output
+        seen.append(("loss", sum(buffers) + copy))
+        seen.append(("its backward", sum(buffers) + copy + 2))
+        seen.append(("head", sum(buffers) + 2))
+        seen.append(("layers", sum(buffers)))
+    return seen
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 8])
+@pytest.mark.parametrize("framework", ["Megatron-DeepSpeed", "GPT-NeoX"])
+def test_outputs_of_a_pipeline_of_deepspeed_lie_in_its_buffers(
+    framework: str, micro_batches: int, tmp_path: Path
+) -> None:
+    """At each instant the last stage holds as many bytes of the vocabulary as a walk through DeepSpeed's buffers finds."""
+    one = judged(
+        tmp_path,
+        framework=framework,
+        precision="bf16",
+        gpus_total="4",
+        tp="1",
+        global_batch_seqs=f"{2 * micro_batches}",
+        step_time_s="60",
+    )
+    assert one.case is not None
+    walked = _live_bytes_of_outputs(micro_batches, copy=4 if framework == "GPT-NeoX" else 0)
+    worst = {name: max(held for event, held in walked if event == name) for name, _ in walked}
+    table = _last_stage(one.case)
+    entries = 8192 * 128256
+    logits = [moving.terms["logits"][0, -1] / entries for moving in table.moving if "logits" in moving.terms]
+    assert logits[:3] == [worst.get("cast", worst["loss"]), worst["its backward"], worst["head"]]
+    assert set(logits[3:]) == {worst["layers"]}
+
+
+def _last_stage(case: Case) -> Ledger:
+    """Bytes of every instant of one run."""
+    layout = Candidates({name: np.array([value], np.int64) for name, value in case.layout})
+    (group,) = groups(case.job, layout, every_stage=True)
+    return ledger(case.job, group)

@@ -75,6 +75,16 @@ def test_verdicts_count_every_run_once(run: Judged) -> None:
     assert (found.fits_and_ran, found.fits_but_oom, found.refused_but_ran, found.refused_and_oom) == (2, 1, 1, 1)
 
 
+def test_tight_verdicts_lie_within_the_interval_of_the_peak(run: Judged) -> None:
+    """Right beside the device's size either verdict is tight, half of them wrong here; far from it none is."""
+    size = run.job.cluster.smallest.memory_bytes
+    runs = [having(run, 1, 1, peak=int(size * share), is_oom=oom) for share in (0.98, 1.02) for oom in (True, False)]
+    found = verdicts(runs)
+    assert (found.tight, found.tight_and_wrong) == (4, 2)
+    far = verdicts([having(run, 1, 1, peak=int(size * share), is_oom=True) for share in (0.5, 2.0)])
+    assert (far.tight, far.tight_and_wrong, far.fits_but_oom) == (0, 0, 1)
+
+
 def test_groups_cover_every_row(run: Judged) -> None:
     """The group of everything stands first; the others share its rows out, and skipped rows are counted by reason."""
     lost = Judged({**RUN, "source": "theirs"}, skipped="dp is not stated")

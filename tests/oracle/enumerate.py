@@ -48,7 +48,7 @@ def largest_layer_bytes(job: Job) -> float:
     """The widest layer, or the vocabulary, with its gradient and activations at micro-batch 1, plus the context."""
     shape, c, seq_len = job.model, BYTES[job.formats.compute], job.workload.seq_len
     alone = {"tp": 1, "etp": 1, "sequence_parallel": 0, "cp": 1, "micro_batch": 1, "recompute": "none"}
-    alone |= {"context_parallel": "none"}
+    alone |= {"context_parallel": "none", "zero": 0, "pp": 1, "ep": 1}
     blocks = [
         2 * c * build_layer(shape, kind).parameters + kept_bytes(job, alone, kind) for kind in layer_counts(shape)
     ]

@@ -113,7 +113,8 @@ def _bytes_of(
             continue
         if wanted(tensor.policies, policy) and (not parts or tensor.part in parts):
             size = 4 if tensor.is_float32 else 1 if tensor.is_float8 else BYTES[job.formats.compute]
-            total += tensor.width * size / ways[tensor.cut] * (busiest(job, layout) if tensor.arrives else 1)
+            way = ways[tensor.cut] if tensor.cut != "autocast" else 1 if is_plain(job, layout) else inf
+            total += tensor.width * size / way * (busiest(job, layout) if tensor.arrives else 1)
     return total * tokens(job, layout)
 
 
@@ -754,14 +755,15 @@ class Stage:
         micro = self.every + edges + tables + self.stream * (self.begins - self.ends)
         every = in_flight(self.a, self.stage) * micro + self.inputs
         common = {"gradients": stands, "activations": every, "gather_buffers": gathered}
-        forward, backward = loss_bytes(self.job, self.a)
         entries = self.seen * -(-shape.vocab // self.a["tp"]) * self.ends
         loose = 0.0 if row.placeholders else self.q * self.c
-        yield 0, common | {"logits": entries * forward}
-        yield 0, common | {"logits": entries * backward}
+        forward, backward, own_gradient, outputs = (entries * each for each in self._beside_outputs())
+        common |= {"logits": outputs}
+        yield 0, common | {"logits": forward}
+        yield 0, common | {"logits": backward}
         own_head = vocabulary(shape, self.a["tp"], 1) if self.ends else 0
         head = loose * own_head + (self._whole_stream() if self.ends else 0.0)
-        yield 0, common | {"logits": entries * self.c, "temporaries": head}
+        yield 0, common | {"logits": own_gradient, "temporaries": head}
         if room := self.job.profile.reduce_bucket:
             alone = 2 * self.q * BYTES[self.job.formats.parameter] * own_head
             alone *= self.zero in (1, 2) and own_head > room
@@ -775,7 +777,20 @@ class Stage:
                 yield 1, common | {"activations": left, "temporaries": at.temporaries + finished}
         table = self.q * self.c * self.bare.before + (self.stream if self.begins else 0.0)
         yield 2, common | {"activations": max(self.inputs, every - micro), "temporaries": table}
-        yield 3, {"gradients": stands, "activations": self.inputs}
+        yield 3, {"gradients": stands, "activations": self.inputs, "logits": outputs}
+
+    def _beside_outputs(self) -> tuple[float, float, float, float]:
+        """Bytes per token and vocabulary entry at the loss, in its backward, while the head works backward, and all the rest of the time.
+        DeepSpeed's engine of pipelines keeps the outputs of the last two micro-batches on the last stage, those of the one at work among
+        them, and while they come those of the one before the last too."""
+        row = self.job.profile.keeping
+        forward, backward = loss_bytes(self.job, self.a)
+        if not 0 < row.pipes_from <= self.a["pp"] or self.zero > 1:
+            return forward, backward, self.c, 0.0
+        others = 1 if self.a["accumulation"] == 1 else 2  # that lie there when those of this micro-batch come
+        if row.piped_outputs == "float32" or self.c == 4:
+            return forward + 4 * others, backward + 4 * (others - 1), self.c + 4 * others, 4.0 * others
+        return forward + self.c * (others - 1), backward + self.c * others, self.c * (1 + others), self.c * others
 
     def _stand_ins(self) -> float:
         """Elements of one copy of each matrix that the stage has, and of its head."""
@@ -1158,7 +1173,8 @@ class Stage:
         heads, keys = shape.heads / tp, shape.kv_heads / tp
         gradients = self.T * shape.head_dim * self.c * (2 * heads + 2 * keys)
         if self.job.profile.attention == "unfused":
-            return gradients + 2 * self.c * self.T * heads * self.job.workload.seq_len
+            wide = self.job.profile.keeping.wide_softmax and (shape.mlp_gated or self.c < self.s)
+            return gradients + 2 * (4 if wide else self.c) * self.T * heads * self.job.workload.seq_len
         return gradients + self._flash(heads, keys)
 
     def _flash(self, heads: float, keys: float) -> float:
@@ -1804,7 +1820,8 @@ def _runtime(job: Job, layout: Layout) -> float:
     device = "cpu" if job.cluster.smallest.vendor == "CPU" else "gpu"
     axes = sum(layout[axis] > 1 for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"))
     axes += layout["context_parallel"] == "hierarchical"  # rings and groups inside
-    return overhead(f"{device}_context_bytes") + overhead(f"{device}_communicator_bytes") * axes
+    context = "loaded" if device == "gpu" and job.profile.loads_all else device
+    return overhead(f"{context}_context_bytes") + overhead(f"{device}_communicator_bytes") * axes
 
 
 def stage_moments(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> list[dict[str, int]]:
