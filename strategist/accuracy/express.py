@@ -126,6 +126,8 @@ _RATES = {
 """Columns that say how fast a run is, and what they count."""
 _APART = 3.0
 """Two figures of one row that are so many times each other are not of one run, or not in these units."""
+_MANY = 1e4
+"""From here on a number of times is said in three digits."""
 _TOO_MUCH = 10.0
 """A peak of so many times the device's memory is in another unit."""
 
@@ -212,7 +214,7 @@ def _possible(job: Job, measured: Measured, again: float) -> None:
     ratio = useful / (measured.step_s * peak * job.cluster.world) if measured.step_s and peak else 0.0
     if ratio > 1.0:
         raise Unexpressed(
-            f"the row contradicts itself: its step takes {ratio:.1f} times the devices' peak in {precision}"
+            f"the row contradicts itself: its step takes {ratio:{'.1f' if ratio < _MANY else '.3g'}} times the devices' peak in {precision}"
         )
 
 
