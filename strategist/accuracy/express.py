@@ -600,5 +600,7 @@ def _legal_sizes(shape: ModelShape, layout: dict[str, int]) -> None:
     if layout["pp"] * layout["virtual_stages"] > layers + _ENDS:
         raise Unexpressed(f"{layers} layers for pp {layout['pp']} x vp {layout['virtual_stages']}")
     ranks = layout["dp_shard"] * layout["dp_replicate"] * layout["cp"] * layout["tp"]
-    if layout["ep"] > 1 and (shape.moe is None or ranks % (layout["ep"] * layout["etp"])):
+    if layout["ep"] > 1 and shape.moe is None:
+        raise Unexpressed(f"ep {layout['ep']} of a model without experts")
+    if layout["ep"] > 1 and ranks % (layout["ep"] * layout["etp"]):
         raise Unexpressed(f"ep {layout['ep']} on {ranks} ranks of a stage")

@@ -80,6 +80,8 @@ def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: P
         ({"micro_batch_seqs": "", "global_batch_seqs": "8"}, "micro_batch_seqs"),
         ({"dp": ""}, "dp, tp and pp"),
         ({"precision": "int3"}, "int3"),
+        ({"precision": ""}, "precision is not stated"),
+        ({"ep": "2"}, "ep 2 of a model without experts"),
         ({"step_time_s": ""}, "step time"),
         ({"step_time_s": "fast"}, "step_time_s"),
         ({"step_time_s": "0.001"}, "contradicts itself"),
