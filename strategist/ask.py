@@ -20,7 +20,7 @@ from strategist.facts.parameters import count
 from strategist.facts.profile import AUTO, as_made, engine_of, find_profile
 from strategist.facts.resolved import Assumption, Resolved
 from strategist.facts.sizes import SizedModel, is_size, shape_for_size, with_positions
-from strategist.facts.workload import Precision, Workload
+from strategist.facts.workload import MAX_BATCH, Precision, Workload
 from strategist.planner.search import Frontend, Question
 from strategist.records import dataclass, field, replace
 from strategist.space.grammar import DEPTHS, Pin, parse_also, parse_forbids, parse_pins
@@ -566,14 +566,23 @@ def _usual_length(shape: ModelShape) -> int:
 
 
 def _usual_batch(given: Given, world: int, usual: int) -> int:
-    """The usual number of sequences, raised to the next multiple of the devices so that every layout stays open; that of the layout
-    where one layout is given, whole."""
-    pins = {} if given.strategy is None else {pin.key: pin.value for pin in _pins(given)}
+    """The usual number of sequences, raised to the next multiple of what the devices take at once so that every layout stays open; what all
+    devices that no cut is fixed for take where micro-batch and accumulation are both fixed. Raises InputError TOO_LARGE beyond any batch."""
+    pins = {pin.key: pin.value for pin in _pins(given)}
     cut = math.prod(pins.get(axis, 1) for axis in ("tp", "pp", "cp"))
-    if {"micro_batch", "accumulation"} <= set(pins) and world % cut == 0:
-        return pins["micro_batch"] * pins["accumulation"] * (world // cut)
-    unit = world * (given.micro_batch or 1) * (given.grad_accum or 1)
-    return -(-usual // unit) * unit
+    each = pins.get("micro_batch", 1) * pins.get("accumulation", 1)
+    is_whole = {"micro_batch", "accumulation"} <= set(pins) and world % cut == 0
+    unit = world * each
+    batch = each * (world // cut) if is_whole else -(-usual // unit) * unit
+    if batch > MAX_BATCH:
+        raise InputError(
+            "TOO_LARGE",
+            f"{each} sequences of each of {world} devices in a step are more than {MAX_BATCH}, the most of any batch.",
+            flag="--global-batch",
+            value=each,
+            hint="Choose a smaller micro-batch or fewer of them, or say --global-batch.",
+        )
+    return batch
 
 
 def _pins(given: Given) -> Iterator[Pin]:

@@ -75,7 +75,8 @@ def make_plan(shape: ModelShape | None = None, *, seq_len: int = 16, **choices: 
     strategy = Strategy(**(defaults | choices))
     product = strategy.micro_batch * sum(s.replicas * s.micro_batches for s in strategy.uneven_batch)
     product = product or strategy.micro_batch * strategy.accumulation * mesh.data_parallel
-    workload = Workload(seq_len=seq_len, global_batch=asked or product, precision="fp32", optimizer="adamw")
+    optimizer: Any = strategy.optimizer
+    workload = Workload(seq_len=seq_len, global_batch=asked or product, precision="fp32", optimizer=optimizer)
     nodes = [share.replicas * mesh.tp for share in strategy.uneven_batch] or [mesh.world]
     return Plan(
         made_by="tests", book="tests", request=Request(), cluster=cpu_cluster(*nodes), model=shape,

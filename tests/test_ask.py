@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from strategist.api import recommend
 from strategist.ask import Given, complete
+from strategist.errors import InputError
 from strategist.facts.job import Job
 
 MACHINES = ("cpu:3", "dgx-h100", "dgx-h100:64", "dgx-h100:1000")
@@ -24,6 +26,32 @@ def test_the_usual_batch_gives_every_device_a_sequence(hardware: str) -> None:
         batch = asked(hardware, **said).workload.global_batch
         assert batch >= world
         assert batch % (world * said.get("micro_batch", 1) * said.get("grad_accum", 1)) == 0
+
+
+@pytest.mark.parametrize("said", [{"micro_batch": 3, "grad_accum": 5}, {"micro_batch": 7}, {"grad_accum": 7}, {"pin": "micro_batch=3,tp=2"}])  # fmt: skip
+def test_the_usual_batch_is_one_that_some_layout_makes(said: dict[str, float | str]) -> None:
+    """Whatever part of the batch's product is fixed, the number of sequences that nobody said is one that a plan can have: 3 x 5 x 24 replicas are
+    none on eight devices."""
+    plan = recommend("gpt2", "dgx-h100", **said)  # type: ignore[arg-type]
+    own = plan.strategy.micro_batch * plan.strategy.accumulation * plan.mesh.dp_replicate * plan.mesh.dp_shard
+    assert own == plan.workload.global_batch
+
+
+@pytest.mark.parametrize("strategy", ["dp=8,mbs=3", "dp=8,micro_batch=3,accumulation=5", "tp=2,accumulation=7"])
+def test_the_usual_batch_goes_with_the_layout_that_is_given(strategy: str) -> None:
+    """A micro-batch in a layout moves the batch as --micro-batch does."""
+    pins = dict(part.split("=") for part in strategy.split(","))
+    each = int(pins.get("mbs", pins.get("micro_batch", 1))) * int(pins.get("accumulation", 1))
+    batch = asked("dgx-h100", strategy=strategy).workload.global_batch
+    assert batch % (each * 8 // int(pins.get("tp", 1))) == 0
+
+
+@pytest.mark.parametrize("said", [{"micro_batch": 2**24, "grad_accum": 2**24}, {"strategy": "mbs=134217728,accumulation=134217728"}])  # fmt: skip
+def test_no_batch_is_assumed_that_nobody_may_say(said: dict[str, float | str]) -> None:
+    """Numbers that are allowed alone make no batch together that is beyond the limit of --global-batch: 64 bits would not hold its bytes."""
+    with pytest.raises(InputError) as refused:
+        asked("dgx-h100", **said)
+    assert (refused.value.code, refused.value.flag) == ("TOO_LARGE", "--global-batch")
 
 
 @pytest.mark.parametrize(

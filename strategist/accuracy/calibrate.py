@@ -31,6 +31,7 @@ from strategist.planner.search import Watch
 from strategist.planner.write import neighbourhoods
 from strategist.records import dataclass
 from strategist.timing.calibrated import PARTS as SECONDS_OF
+from strategist.units import counted
 
 Key = tuple[str, str]
 """("gpu" or "framework", its name), or ANY."""
@@ -166,9 +167,10 @@ def _groups(timed: Sequence[Judged], reasons: Counter[str]) -> tuple[str, list[s
         groups = [one.run.get(way, "") for one in timed]
         if len(timed) >= MIN_RUNS and len(set(groups)) >= MIN_GROUPS:
             return way, groups
+    most = max(len({one.run.get(way, "") for one in timed}) for way in WAYS)
     raise InputError(
         "TOO_SMALL",
-        f"{len(timed)} {'run' if len(timed) == 1 else 'runs'} can be predicted and have a step time; a calibration needs {MIN_RUNS} of {MIN_GROUPS} groups.{_most(reasons)}",
+        f"{counted(len(timed), 'run')} can be predicted and have a step time, of {counted(most, 'group')} at the most; a calibration needs {MIN_RUNS} of {MIN_GROUPS} groups.{_most(reasons)}",
         flag="FILE",
         value=len(timed),
         hint=f"Add runs that differ in one of {', '.join(WAYS)}; `strategist accuracy` lists the rows that are skipped.",

@@ -79,7 +79,7 @@ def columns_of_header(header: Sequence[str], flag: str, path: str) -> list[Colum
         twin = counts.setdefault(column.name, name)
         if twin != name and column.holds in _FACTS:
             raise _twice(f"the columns {shown(twin)} and {shown(name)} both mean {column.name}", flag, path)
-        if header.count(name) > 1:
+        if name and header.count(name) > 1:
             raise _twice(f"the column {shown(name)} stands twice", flag, path)
         if _plain(name) == column.name:
             counts[column.name] = name
@@ -170,8 +170,8 @@ def _number(column: Column, cell: str, *, commas: bool, spreadsheet: bool) -> st
 
 
 def unread_columns(names: Iterable[str]) -> tuple[str, ...]:
-    """Columns that nobody asks for, in order."""
-    known = frozenset(known_columns())
+    """Columns that nobody asks for, in order, but those without a name: the numbers of lines that some programs put in front."""
+    known = frozenset(("", *known_columns()))
     return tuple(name for name in names if name not in known)
 
 

@@ -86,7 +86,7 @@ def precision_of(run: Run) -> Precision:
     said = run.get("precision_class") or run.get("precision", "")
     found = next((word for pattern, word in _PRECISIONS if re.search(pattern, said.lower())), None)
     if found is None:
-        raise Unexpressed(f"precision {said or '(not stated)'} has no model")
+        raise Unexpressed(f"precision {said} has no model" if said else "precision is not stated")
     return found
 
 

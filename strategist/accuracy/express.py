@@ -128,6 +128,8 @@ _RATES = {
 """Columns that say how fast a run is, and what they count."""
 _APART = 3.0
 """Two figures of one row that are so many times each other are not of one run, or not in these units."""
+_MANY = 1e4
+"""From here on a number of times is said in three digits."""
 _TOO_MUCH = 10.0
 """A peak of so many times the device's memory is in another unit."""
 
@@ -214,7 +216,7 @@ def _possible(job: Job, measured: Measured, again: float) -> None:
     ratio = useful / (measured.step_s * peak * job.cluster.world) if measured.step_s and peak else 0.0
     if ratio > 1.0:
         raise Unexpressed(
-            f"the row contradicts itself: its step takes {ratio:.1f} times the devices' peak in {precision}"
+            f"the row contradicts itself: its step takes {ratio:{'.1f' if ratio < _MANY else '.3g'}} times the devices' peak in {precision}"
         )
 
 
@@ -610,5 +612,7 @@ def _legal_sizes(shape: ModelShape, layout: dict[str, int]) -> None:
     if layout["pp"] * layout["virtual_stages"] > layers + _ENDS:
         raise Unexpressed(f"{layers} layers for pp {layout['pp']} x vp {layout['virtual_stages']}")
     ranks = layout["dp_shard"] * layout["dp_replicate"] * layout["cp"] * layout["tp"]
-    if layout["ep"] > 1 and (shape.moe is None or ranks % (layout["ep"] * layout["etp"])):
+    if layout["ep"] > 1 and shape.moe is None:
+        raise Unexpressed(f"ep {layout['ep']} of a model without experts")
+    if layout["ep"] > 1 and ranks % (layout["ep"] * layout["etp"]):
         raise Unexpressed(f"ep {layout['ep']} on {ranks} ranks of a stage")

@@ -10,7 +10,7 @@ from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.catalog import rows
 from strategist.errors import StrategistError
 from strategist.facts.clusters import cluster_from_flags
-from strategist.facts.gpus import gpu_row, possible_gpus
+from strategist.facts.gpus import gpu_by_id, gpu_row, possible_gpus
 from strategist.facts.hardware import Cluster, Node, NodeGroup
 from strategist.facts.machines import Overrides, overridden, part_of, spread_over_racks
 from strategist.facts.nodes import find_node, node_by_id
@@ -43,6 +43,8 @@ _MAKERS = re.compile(r"\b(?:NVIDIA|AMD|GeForce|Tesla|Instinct|OAM|DGX|HGX)\b ?",
 _FORM = re.compile(r"(?<=SXM)\d\b", re.IGNORECASE)
 """The generation of a form, which a card's own name says too."""
 _REMARK = re.compile(r" ?\(.*\)")
+_OTHER_SIZE = 4 / 3
+"""Memory so many times as large as a card's, or as small, is another card's; GB for GiB and what drivers keep are closer."""
 _COUNTED = re.compile(r"^\d+ ?[x×] ?|[, ]+[x×] ?\d+$", re.IGNORECASE)
 _BESIDE = re.compile(r" ?\b(?:HBM\d\w?|GDDR\d\w?|NVL\d+|GPUs?|Tensor Cores?)\b", re.IGNORECASE)
 """What stands beside a card's name: its kind of memory, the rack that it hangs in, what it is."""
@@ -75,6 +77,7 @@ def machines_of(run: Run) -> Machines:
     """The machines of a run. Raises Unexpressed for cards that are not in the catalogue and counts that do not divide."""
     gpu, node = _named(run)
     dies = _dies(gpu, number(run, "gpu_mem_gb"))
+    _of_its_memory(gpu, dies, number(run, "gpu_mem_gb"))
     world = needed(run, "gpus_total") * dies
     stated = whole(run, "gpus_per_node") or (node_by_id(node).gpus if node else None)
     of_node = (stated or 8 // dies) * dies
@@ -187,6 +190,13 @@ def _dies(gpu: str, stated_GB: float | None) -> int:
     row = gpu_row(gpu)
     is_card = stated_GB is not None and stated_GB > 1.5 * row.get("memory_marketing_GB", stated_GB)
     return row.get("devices_per_card", 1) if is_card else 1
+
+
+def _of_its_memory(gpu: str, dies: int, stated_GB: float | None) -> None:
+    """Raises Unexpressed for a card of another size than the row says."""
+    own_GB = gpu_by_id(gpu).memory_bytes * dies / 1e9
+    if stated_GB is not None and not 1 / _OTHER_SIZE < stated_GB / own_GB < _OTHER_SIZE:
+        raise Unexpressed(f"the row contradicts itself: gpu_mem_gb is {stated_GB:g}, and {gpu} has {own_GB:.3g}")
 
 
 @cache

@@ -47,8 +47,13 @@ def _shape(cells: tuple[tuple[str, str], ...]) -> ModelShape:
         raise Unexpressed(
             f"model {run['model']}: a {known.kind} is neither a stack of equally wide layers nor a ResNet"
         )
-    is_known = known is not None and _fits(known, run)
-    shape = _with_layers(known, whole(run, "layers"), whole(run, "first_dense")) if known and is_known else _stated(run)
+    against = "" if known is None else next(_against(known, run), "")
+    is_known = known is not None and not against
+    shape = (
+        _with_layers(known, whole(run, "layers"), whole(run, "first_dense"))
+        if known and is_known
+        else _stated(run, against)
+    )
     return _with_answer_head(shape) if shape.kind == "encoder" and run["task"] in _ANSWERS else shape
 
 
@@ -83,18 +88,21 @@ def _sized(size: str) -> ModelShape | None:
         return None
 
 
-def _fits(shape: ModelShape, run: Run) -> bool:
-    """Whether no stated width, and no number of parameters of as many layers, contradicts the catalogue's."""
-    stated = ((name, whole(run, name)) for name in _SAME)
+def _against(shape: ModelShape, run: Run) -> Iterator[str]:
+    """What contradicts the catalogue's model: a stated width, a number of parameters of as many layers, experts. Empty where it is the run's."""
     has_experts = bool(run["experts"])
-    dense = all(
-        value is None or value == getattr(shape, name) or (has_experts and name == "ffn_hidden")
-        for name, value in stated
-    )
+    for name in _SAME:
+        value = whole(run, name)
+        if value not in (None, getattr(shape, name)) and not (has_experts and name == "ffn_hidden"):
+            yield f"{name} is {value}, and {shape.name} has {getattr(shape, name)}"
     total = _total(run)
     if total is not None and whole(run, "layers") in (None, shape.layers):
-        dense = dense and 1 / _FAR < total / count(shape).total < _FAR
-    return dense and (not has_experts or (shape.moe is not None and shape.moe.experts == whole(run, "experts")))
+        own = count(shape).total
+        if not 1 / _FAR < total / own < _FAR:
+            yield f"params_b is {total / 1e9:.3g}, and {shape.name} has {own / 1e9:.3g}"
+    own_experts = 0 if shape.moe is None else shape.moe.experts
+    if has_experts and whole(run, "experts") != own_experts:
+        yield f"experts is {run['experts']}, and {shape.name} has {own_experts or 'none'}"
 
 
 def _total(run: Run) -> float | None:
@@ -120,10 +128,18 @@ def _with_layers(shape: ModelShape, layers: int | None, dense: int | None = None
     return replace(shape, layers=layers, moe=fewer, parameters_stated=None)
 
 
-def _stated(run: Run) -> ModelShape:
+def _stated(run: Run, against: str) -> ModelShape:
+    """The model of the row's own numbers; `against` is what makes it another one than the catalogue's of that name."""
     for name in ("layers", "hidden", "heads"):
+        if not run[name] and not run["model"]:
+            raise Unexpressed(f"neither model nor {name} is stated")
         if not run[name]:
-            raise Unexpressed(f"model {run['model']}: {_several(run['model']) or f'{name} is not stated'}")
+            lacking = _several(run["model"]) or f"{name} is not stated"
+            raise Unexpressed(
+                f"model {run['model']}: {against}: another model, of which {lacking}"
+                if against
+                else f"model {run['model']}: {lacking}"
+            )
     if run["model_kind"] not in ("", "dense", "moe", "encoder", "encdec"):
         raise Unexpressed(f"model {run['model']}: layers of kind {run['model_kind']} are not stated")
     if run["model_kind"] == "encoder" and run["task"] in _ANSWERS:

@@ -28,10 +28,12 @@ def read_runs(path: str, flag: str = "FILE") -> tuple[Run, ...]:
     text = read_text(path, flag)
     is_json = text.lstrip()[:1] in ("{", "[")
     lines, separator = (_of_objects(text, path, flag), "") if is_json else _cells(text, path, flag)
-    header = [name.strip() for name in lines[0]]
+    filled = [(number, cells) for number, cells in enumerate(lines, 1) if any(cell.strip() for cell in cells)]
+    if not filled:
+        raise InputError("EMPTY", f"{flag}: {shown(path)} has no header.", flag=flag, value=path, hint="Name the columns in the first line.")  # fmt: skip
+    header, own = [name.strip() for name in filled[0][1]], filled[1:]
     columns = columns_of_header(header, flag, path)
     _check_header(columns, header, path, flag)
-    own = [(number, cells) for number, cells in enumerate(lines[1:], 2) if any(cell.strip() for cell in cells)]
     commas = has_decimal_commas(columns, (cells for _, cells in own))
     runs = []
     for number, cells in own:
@@ -52,7 +54,7 @@ def read_runs(path: str, flag: str = "FILE") -> tuple[Run, ...]:
 def _cells(text: str, path: str, flag: str) -> tuple[list[list[str]], str]:
     """The cells of every line, whatever ends it, and what stands between them."""
     lines = io.StringIO(text, newline=None)
-    head = lines.readline()
+    head = next((line for line in lines if line.strip()), "")
     lines.seek(0)
     separator = max(SEPARATORS, key=head.count)
     try:

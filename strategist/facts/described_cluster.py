@@ -8,6 +8,7 @@ from strategist.errors import InputError
 from strategist.facts.described import DescribedGpu, DescribedLink, DescribedNode, Paths, checked_name, gpu_from
 from strategist.facts.flags import MAX_GPUS_PER_NODE, MAX_MEMORY_BYTES, MAX_NODES, bounded_count, checked_network
 from strategist.facts.gpus import find_gpu
+from strategist.facts.gpus import gpus as catalogued
 from strategist.facts.hardware import Cluster, Gpu, Link, Node, NodeGroup, Topology
 from strategist.facts.lookup import fold
 from strategist.facts.machines import Overrides, device_rate, machine
@@ -15,7 +16,7 @@ from strategist.facts.matrix_node import node_from_matrix
 from strategist.facts.nodes import reference_node
 from strategist.facts.resolved import Assumption, Resolved
 from strategist.facts.topo_matrix import Matrix, parse_matrix
-from strategist.facts.wiring import expanded, refuse_large
+from strategist.facts.wiring import expanded, node_names, refuse_large
 from strategist.records import dataclass, replace
 from strategist.units import parse_bytes, parse_rate, plain_text
 
@@ -51,9 +52,10 @@ def build_cluster(
         checked_name(switch, "$.switches")
     total = sum(bounded_count(node.count, paths.of(i, "count"), MAX_NODES) for i, node in enumerate(nodes))
     bounded_count(total, "$.nodes", MAX_NODES)
-    own = {fold(gpu.name): gpu_from(gpu, f"$.gpus[{i}]") for i, gpu in enumerate(gpus)}
+    own = _own_gpus(gpus)
     built = [_group(_Entry(node, i, paths, own, total)) for i, node in enumerate(nodes)]
     _refuse_equal_names([group.name for group, _ in built if group.name])
+    built = built if links else _alike_together(built)
     cluster = Cluster(
         groups=tuple(group for group, _ in built),
         origin="file",
@@ -63,6 +65,51 @@ def build_cluster(
     )
     refuse_large(cluster)
     return checked_network(Resolved(cluster=cluster, assumptions=tuple(a for _, said in built for a in said)))
+
+
+def _own_gpus(gpus: tuple[DescribedGpu, ...]) -> dict[str, Gpu]:
+    """The devices that a document defines, by folded name. Raises InputError CONFLICT for a name that another one or a card of the catalogue has:
+    machines are looked up by it."""
+    known = {fold(gpu.name): gpu.name for gpu in catalogued()}
+    found: dict[str, Gpu] = {}
+    for i, said in enumerate(gpus):
+        gpu, path = gpu_from(said, f"$.gpus[{i}]"), f"$.gpus[{i}].name"
+        name = fold(said.name)
+        if name in known:
+            raise InputError("CONFLICT", f"{path}: {known[name]} is a card of the catalogue.", flag=path, value=said.name, hint=f"Give yours a name of its own, such as my-{known[name]}.")  # fmt: skip
+        if name in found:
+            raise InputError("CONFLICT", f"Two entries of $.gpus are called {found[name].name}.", flag=path, value=said.name, hint="Rename one.")  # fmt: skip
+        found[name] = gpu
+    return found
+
+
+_Built = tuple[NodeGroup, tuple[Assumption, ...]]
+
+
+def _alike_together(built: list[_Built]) -> list[_Built]:
+    """Groups of which no two have nodes that differ in nothing but their name: those that a file lists one by one are one kind, and what was
+    assumed of the first holds of all. Trays of racks stay apart, since a group fills its own racks."""
+    alike: dict[object, list[_Built]] = {}
+    for number, one in enumerate(built):
+        node = one[0].node
+        plain = replace(node, name="", source="", gpu=replace(node.gpu, source=""))
+        alike.setdefault(plain if node.fast_domain <= node.gpus else number, []).append(one)
+    taken = {group.name for group, _ in built}
+    return [some[0] if len(some) == 1 else _one_group(some, taken) for some in alike.values()]
+
+
+def _one_group(some: list[_Built], taken: set[str]) -> _Built:
+    """Alike groups as one, under the first and the last of its nodes' names, or what these begin with where they are numbered in order."""
+    groups, first = [group for group, _ in some], some[0][0]
+    count = sum(group.count for group in groups)
+    if not all(group.name for group in groups):
+        return replace(first, count=count, name=""), some[0][1]
+    names = [name for group in groups for name in node_names(group.name, group.count)]
+    stem = names[0].rstrip("0123456789")
+    is_numbered = stem not in {"", *taken} and names == node_names(stem, count)
+    title = stem if is_numbered else f"{names[0]} to {names[-1]}"
+    node = replace(first.node, name=title)
+    return replace(first, node=node, count=count, name=stem if is_numbered else ""), some[0][1]
 
 
 def _check_oversubscription(value: float, linked: bool) -> None:
@@ -85,7 +132,7 @@ def _between(links: tuple[DescribedLink, ...], entries: Mapping[str, int]) -> It
             yield from (Link(a=a, b=b, kind=link.kind, Bps=Bps) for b in expanded(link.b, entries))
 
 
-def _group(entry: _Entry) -> tuple[NodeGroup, tuple[Assumption, ...]]:
+def _group(entry: _Entry) -> _Built:
     said = entry.said
     name = checked_name(said.name, entry.path("name")) if said.name else ""
     gpu, assumed = _named_gpu(entry)

@@ -64,7 +64,7 @@ def _peaks(job: Job, candidates: Candidates) -> Peaks:
             terms[name][group.rows] = held
         moment[group.rows] = table.moments[worst]
         stage[group.rows], host[group.rows] = group.stages[worst_stage], table.host
-        last[group.rows] = table.fullest[:, -1]
+        last[group.rows] = _counted(table.fullest[:, -1])
     return Peaks(terms, total_of(terms.values()), stage, moment, host, last)
 
 

@@ -115,11 +115,12 @@ def optimizer_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
 
 def _with_momentum_CS(job: Job, group: Group, held: Reals) -> Reals:
     """Bytes of Muon's momentum of matrices inside the layers, and of AdamW's moments of the rest of what is `held`, (C, S); of the
-    rank that has most of both where torch's ZeRO-1 deals them out."""
+    rank that has most of both where torch's ZeRO-1 deals them out. Of models whose matrices are not all held, which rules forbid beside Muon
+    (adapters, experts on other ranks), there is no more momentum than weights."""
     from strategist.facts.lots import state_bytes  # few ask for any
     from strategist.space.turned import owned_CS
 
-    matrices, deals = owned_CS(job.model, group), group.candidates["zero"] == 1
+    matrices, deals = np.minimum(owned_CS(job.model, group), held), group.candidates["zero"] == 1
     adamw, muon = (job.profile.state_bytes(name, job.workload.precision) for name in ("adamw", "muon"))
     resting = muon * matrices + adamw * (held - matrices)
     if not deals.any():

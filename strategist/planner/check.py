@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS
 from strategist.document.plan import MESH_AXES, Plan, sequences_per_step
-from strategist.errors import ImpossibleError
+from strategist.errors import ImpossibleError, shown
 from strategist.facts.closed_formulas import FACTS_OF
 from strategist.facts.convolutions import MAX_SIDE
 from strategist.facts.model import layer_sequence
@@ -19,6 +19,7 @@ def faults(plan: Plan) -> tuple[str, ...]:
     return sizes or (
         *_mesh_faults(plan),
         *_batch_faults(plan),
+        *_optimizer_faults(plan),
         *share_faults(plan),
         *_stage_faults(plan),
         *_ledger_faults(plan),
@@ -88,6 +89,13 @@ def _mesh_faults(plan: Plan) -> Iterator[str]:
 def _batch_faults(plan: Plan) -> Iterator[str]:
     if sequences_per_step(plan.mesh, plan.strategy) != plan.workload.global_batch:
         yield f"{plan.batch_identity}, but the global batch is {plan.workload.global_batch}."
+
+
+def _optimizer_faults(plan: Plan) -> Iterator[str]:
+    """What is trained with is what was asked for: figures are of the one, runs and launch files have the other."""
+    own, asked = plan.strategy.optimizer, plan.workload.optimizer
+    if own != asked:
+        yield f"strategy.optimizer is {shown(own)} and workload.optimizer {asked}."
 
 
 def share_faults(plan: Plan) -> Iterator[str]:

@@ -340,6 +340,7 @@ def _consistent_pipeline(pp: int, said: Mapping[str, int]) -> None:
             flag="--strategy",
             hint="Give pp, and leave out virtual_stages.",
         )
+    _consistent_chunks(pp, schedule, said)
     if said.get("stage_split") and (pp == 1 or said.get("virtual_stages", 1) > 1):
         raise ImpossibleError(
             "FRAMEWORK_LEGALITY",
@@ -347,6 +348,27 @@ def _consistent_pipeline(pp: int, said: Mapping[str, int]) -> None:
             flag="--strategy",
             hint="Give pp, and leave virtual_stages at 1.",
         )
+
+
+OF_CHUNKS = ("interleaved", "looped_bfs")
+"""Schedules of stages that have several chunks of layers each; the others but those in a V run stages of one."""
+
+
+def _consistent_chunks(pp: int, schedule: str, said: Mapping[str, int]) -> None:
+    """A pipeline has a schedule, and that of whole stages or that of chunks as it has one chunk or several. Said of no pipeline, a schedule
+    changes nothing."""
+    if pp == 1 or "schedule" not in said or schedule in V_SHAPED:
+        return
+    virtual = said.get("virtual_stages", 1)
+    if schedule == "none":
+        wrong, hint = f"pp={pp} needs a schedule.", "Leave schedule out, or say 1f1b."
+    elif (schedule in OF_CHUNKS) != (virtual > 1):
+        needs = "several chunks" if schedule in OF_CHUNKS else "one chunk"
+        wrong = f"schedule={schedule} runs stages of {needs} of layers each, and virtual_stages is {virtual}."
+        hint = "Say virtual_stages=2 or more." if virtual == 1 else "Leave schedule out, or virtual_stages."
+    else:
+        return
+    raise ImpossibleError("FRAMEWORK_LEGALITY", wrong, flag="--strategy", value=schedule, hint=hint)
 
 
 def _consistent_replicas(ranks: int, said: Mapping[str, int]) -> None:
@@ -371,8 +393,8 @@ def _consistent_context(cp: int, said: Mapping[str, int]) -> None:
     """Hierarchical context parallelism, and no other kind, is told among how many neighbours along cp heads are exchanged."""
     hierarchical, inner = code("context_parallel", "hierarchical"), said.get("cp_inner")
     kind = said.get("context_parallel", 0 if inner is None else hierarchical)
+    word = WORDS["context_parallel"][kind]
     if kind != hierarchical and inner is not None:
-        word = WORDS["context_parallel"][kind]
         raise ImpossibleError(
             "FRAMEWORK_LEGALITY",
             f"cp_inner={inner} says among how many neighbours hierarchical context parallelism exchanges heads; context_parallel={word} has none.",
@@ -381,6 +403,16 @@ def _consistent_context(cp: int, said: Mapping[str, int]) -> None:
             hint="Say context_parallel=hierarchical, or leave cp_inner out.",
         )
     sizes = [str(size) for size in divisors(cp) if 1 < size < cp]
+    if "context_parallel" in said and kind != hierarchical and (cp > 1) != (word != "none"):
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            f"context_parallel={word} does not go with cp={cp}: sequences that cp cuts need a kind of context parallelism, and whole ones have none.",
+            flag="--strategy",
+            value=word,
+            hint="Leave context_parallel out, or say cp=2 or more."
+            if cp == 1
+            else "Leave context_parallel out, or say ring or all-to-all.",
+        )
     if kind == hierarchical and str(inner) not in sizes:
         raise ImpossibleError(
             "FRAMEWORK_LEGALITY",

@@ -266,6 +266,15 @@ def test_groups_left_out_are_judged_without_themselves() -> None:
     assert (held.before_within_25, held.after_within_25) == (1.0, pytest.approx(1 / 3))
 
 
+def test_runs_of_too_few_groups_are_refused_with_their_number() -> None:
+    """Many runs of two places on one machine are too few groups, and the refusal counts them."""
+    alike = {"model": "m", "hardware": "h", "gpus_total": "8"}
+    runs = [replace(one, run={**one.run, **alike, "source": f"lab {n % 2}"}) for n, one in enumerate(measured(TRUE))]
+    with pytest.raises(InputError, match="of 2 groups at the most") as caught:
+        calibrate(runs)
+    assert caught.value.code == "TOO_SMALL"
+
+
 @pytest.mark.parametrize("kept", [0, 9])
 def test_too_few_runs_are_refused(kept: int) -> None:
     """Fewer than ten runs calibrate nothing."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategist.accuracy.cells import known_columns
+from strategist.accuracy.cells import known_columns, unread_columns
 from strategist.accuracy.judge import judge, predictions
 from strategist.accuracy.table import read_runs
 from strategist.errors import InputError
@@ -59,6 +59,7 @@ HEADER = "id,hardware,gpus_total,model,seq_len"
         (f"{HEADER}\n1,h100,8,m,1\n1,h100,8,m,1\n", "DUPLICATE_KEY"),
         (f"{HEADER}\n", "EMPTY"),
         ("", "EMPTY_FILE"),
+        (",,\n,,\n", "EMPTY"),
         (f"{HEADER}\n1,{'h' * 200_000},8,m,1\n", "PARSE"),
     ],
 )
@@ -79,6 +80,8 @@ def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: P
         ({"micro_batch_seqs": "", "global_batch_seqs": "8"}, "micro_batch_seqs"),
         ({"dp": ""}, "dp, tp and pp"),
         ({"precision": "int3"}, "int3"),
+        ({"precision": ""}, "precision is not stated"),
+        ({"ep": "2"}, "ep 2 of a model without experts"),
         ({"step_time_s": ""}, "step time"),
         ({"step_time_s": "fast"}, "step_time_s"),
         ({"step_time_s": "0.001"}, "contradicts itself"),
@@ -103,6 +106,12 @@ def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: P
         ({"recompute_class": "partial", "sharding_detail": '{"ckpt_layers":[1,0,0]}'}, "3 stages"),
         ({"model": "unheard-of"}, "unheard-of"),
         ({"hardware": ""}, "hardware is not stated"),
+        ({"model": ""}, "neither model nor layers is stated"),
+        ({"heads": "7"}, "heads is 7, and llama-3-8b has 32"),
+        ({"experts": "8"}, "experts is 8, and llama-3-8b has none"),
+        ({"params_b": "70"}, "params_b is 70, and llama-3-8b has 8.03"),
+        ({"gpu_mem_gb": "40"}, "contradicts itself: gpu_mem_gb is 40, and h100-sxm-80gb has 85.5"),
+        ({"step_time_s": "1e-300"}, "e+299 times the devices' peak"),
         ({"zero_class": "", "zero_stage_or_fsdp": "ZeRO++"}, "ZeRO++"),
         ({"offload": "cpu"}, "offload cpu"),
         ({"offload": "activations"}, "no model"),
@@ -153,6 +162,19 @@ def test_tables_of_other_programs_are_read(separator: str, end: str, tmp_path: P
     lines = (separator.join(part) for part in (plain[0].keys(), plain[0].values()))
     path.write_bytes(end.join((*lines, "")).encode())
     assert read_runs(str(path)) == plain
+
+
+@pytest.mark.parametrize("separator", [",", ";"])
+def test_empty_lines_and_columns_without_a_name_are_no_part_of_a_table(separator: str, tmp_path: Path) -> None:
+    """Lines above the header, the numbers that data frames put in front of each line, and separators at the end of all: the rows are the same, and
+    no column is called unread."""
+    plain = read_runs(runs_file(tmp_path, RUN))
+    lines = (separator.join(("", *plain[0])), separator.join(("0", *plain[0].values())))
+    path = tmp_path / "frame.csv"
+    path.write_text("\n".join(("", separator, *(line + separator for line in lines))), encoding="utf-8")
+    (run,) = read_runs(str(path))
+    assert {name: cell for name, cell in run.items() if name} == plain[0]
+    assert unread_columns(run) == ()
 
 
 @pytest.mark.slow

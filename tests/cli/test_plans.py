@@ -198,6 +198,10 @@ def test_a_hand_written_plan(tmp_path: Path) -> None:
 
 UNSOUND: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "more ranks than devices": (lambda plan: plan["mesh"].update(tp=2), "ranks and the cluster"),
+    "another optimizer than was asked for": (
+        lambda plan: plan["strategy"].update(optimizer="moe"),
+        "workload.optimizer adamw",
+    ),
     "a batch that is no product": (lambda plan: plan["strategy"].update(accumulation=7), "the global batch is"),
     "a lost layer": (lambda plan: plan["strategy"]["stages"][0].update(layers=[[0, 3]]), "every layer exactly once"),
     "no embedding": (lambda plan: plan["strategy"]["stages"][0].update(embedding=False), "embedding"),

@@ -26,6 +26,9 @@ ROOT = Path(__file__).parents[2]
 TWO_PAIRS = [{"a": "gpu0", "b": "gpu1", "kind": "nvlink", "bw": "50GB/s"}, {"a": "gpu2", "b": "gpu3", "kind": "nvlink", "bw": "50GB/s"}]  # fmt: skip
 
 
+OWN = {"name": "mine", "memory": "80GB", "memory_bw": "1TB/s", "bf16_TFLOPs": 100}
+
+
 def node(**keys: Any) -> dict[str, Any]:
     """A described node of two H100s."""
     return {"gpu": "h100-sxm-80gb", "gpu_count": 2} | keys
@@ -233,6 +236,28 @@ def test_custom_gpus_equal_catalogue_rows_of_the_same_figures() -> None:
     assert [(t.kind, t.span, t.device_Bps, t.shares, t.hop_s) for t in tiers(own)] == [(t.kind, t.span, t.device_Bps, t.shares, t.hop_s) for t in tiers(known)]  # fmt: skip
 
 
+@pytest.mark.parametrize("names", [("g0", "g1", "g2"), ("alpha", "beta", "gamma"), ("a0", "b", "a1")])
+def test_alike_nodes_are_one_kind_however_they_are_listed(names: tuple[str, ...]) -> None:
+    """Nodes that a file lists by their names one by one make the cluster, the tiers and the assumptions of as many in one entry, of which
+    nobody is told that one kind alone is slower; another node between them makes two kinds."""
+    one = cluster_from_document({"nodes": [node(name="g", count=3)]})
+    listed = cluster_from_document({"nodes": [node(name=name) for name in names]})
+    assert [(group.count, group.node.gpus) for group in listed.cluster.groups] == [(3, 2)]
+    assert (tiers(listed.cluster), listed.assumptions) == (tiers(one.cluster), one.assumptions)
+    other = [node(name=names[0]), node(name="x", gpu="a100-sxm-80gb"), *(node(name=name) for name in names[1:])]
+    assert [group.count for group in cluster_from_document({"nodes": other}).cluster.groups] == [3, 1]
+
+
+def test_nodes_that_differ_or_are_wired_one_by_one_stay_apart() -> None:
+    """A rate, a link to a switch, or a rack of their own are what makes nodes listed apart other than nodes listed together."""
+    slower = cluster_from_document({"nodes": [node(name="a"), node(name="b", inter_bw="1GB/s")]}).cluster
+    wires = [{"a": name, "b": "leaf", "kind": "roce", "bw": "1GB/s"} for name in "ab"]
+    wired = cluster_from_document({"nodes": [node(name="a"), node(name="b")], "switches": ["leaf"], "links": wires})
+    trays = cluster_from_document({"nodes": [{"gpu": "gb200", "gpu_count": 4, "count": 9}] * 2}).cluster
+    for cluster in (slower, wired.cluster, trays):
+        assert len(cluster.groups) == 2
+
+
 def test_described_links_give_their_rates() -> None:
     """A pair over NVLink in a host of four: the pair gets its bridge, all four the root."""
     host = [{"a": f"gpu{i}", "b": "root0", "kind": "pcie-host", "bw": "25GB/s"} for i in range(4)]
@@ -286,6 +311,8 @@ def test_what_a_file_leaves_out_is_listed() -> None:
         ({"nodes": [node()], "oversubscription": 0.5}, "RANGE"), ({"nodes": [node()], "format": "strategist-plan/1"}, "KIND"),
         ({"nodes": [node(name="a"), node(name="b")], "oversubscription": 2.0, "links": [{"a": "a", "b": "b", "kind": "roce", "bw": "1GB/s"}]}, "CONFLICT"),
         ({"nodes": [node()], "gpus": [{"name": "x", "memory": "80GB", "memory_bw": "1TB/s"}]}, "MISSING"),
+        ({"nodes": [node()], "gpus": [OWN | {"name": "H100 SXM 80GB".replace(" ", "-")}]}, "CONFLICT"),
+        ({"nodes": [node()], "gpus": [OWN, OWN | {"memory": "40GB"}]}, "CONFLICT"),
     ],
 )  # fmt: skip
 def test_other_mistakes_have_their_codes(document: Any, code: str) -> None:

@@ -85,3 +85,24 @@ def test_muon_is_refused_where_nobody_tried_it() -> None:
             recommend(model, "dgx-h100:4", optimizer="muon", **JOB | more)
     with pytest.raises(ImpossibleError, match="muon"):
         predict("llama-3.1-8b", "dgx-h100", strategy="dp=8", optimizer="muon", framework="megatron-core", **JOB)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "more"),
+    [
+        ("llama-3.1-8b", "dp=32", {"method": "lora"}),
+        ("llama-3.1-8b", "dp=16,tp=2", {"method": "qlora"}),
+        ("moonlight-16b-a3b", "dp=32,ep=8", {}),
+        ("dbrx", "dp=16,tp=2,ep=8", {"precision": "fp8"}),
+    ],
+)
+def test_what_is_forbidden_beside_muon_has_bytes_all_the_same(model: str, strategy: str, more: dict[str, Any]) -> None:
+    """Weights that are frozen, or lie on other ranks, take no momentum away from a prediction: none of its terms is below zero, and state is
+    no more than under AdamW."""
+    said, plain = (
+        predict(model, "dgx-h100:4", strategy=strategy, optimizer=name, **JOB | more) for name in ("muon", "adamw")
+    )
+    assert "LEG751" in [violation.rule for violation in said.violations]
+    state, usual = ({t.name: t.bytes for t in one.memory.worst.terms}.get("optimizer", 0) for one in (said, plain))
+    assert min(term.bytes for stage in said.memory.stages for term in stage.terms) >= 0
+    assert 0 < state <= usual

@@ -42,6 +42,8 @@ def test_a_step_of_years_is_refused_and_not_wrapped_around() -> None:
     assert (refused.value.code, refused.value.flag) == ("TOO_LARGE", "--global-batch")
     with pytest.raises(NoPlanError, match=r"needs [1-9]"):
         recommend(MODEL, MACHINES, **whole)
+    with pytest.raises(ImpossibleError, match="two years"):
+        predict(MODEL, MACHINES, strategy="dp=16,mbs=134217728", **whole)
     slow = {"gpu": "h100-sxm", "gpus_per_node": 8, "nodes": 1, "intra_bw": "1MB/s"}
     found = predict(MODEL, slow, strategy="tp=8", global_batch=64, seq_len=4096)
     assert found.time.step_ns == sum(term.exposed_ns for term in found.time.terms) > 0
@@ -244,13 +246,43 @@ def test_a_layout_that_does_not_fit_says_by_how_much() -> None:
         ("mbs=3", "BATCH_SPLIT"),
         ("vp=2", "FRAMEWORK_LEGALITY"),
         ("ep=5", "DIVISIBILITY"),
+        ("context_parallel=ring", "FRAMEWORK_LEGALITY"),
+        ("context_parallel=all-to-all", "FRAMEWORK_LEGALITY"),
+        ("cp=2,context_parallel=none", "FRAMEWORK_LEGALITY"),
+        ("pp=2,schedule=none", "FRAMEWORK_LEGALITY"),
+        ("pp=2,schedule=interleaved", "FRAMEWORK_LEGALITY"),
+        ("pp=2,schedule=looped_bfs,vp=1", "FRAMEWORK_LEGALITY"),
+        ("pp=2,vp=2,schedule=1f1b", "FRAMEWORK_LEGALITY"),
+        ("pp=2,vp=2,schedule=gpipe", "FRAMEWORK_LEGALITY"),
+        ("pp=2,vp=2,schedule=zb_h1", "FRAMEWORK_LEGALITY"),
     ],
 )
 def test_degrees_that_mean_nothing_together_are_refused(strategy: str, code: str) -> None:
-    """Degrees that do not multiply to the machines or the batch have no ledger."""
+    """Degrees that do not multiply to the machines or the batch have no ledger, nor have words about sequences or stages that are not cut so."""
     with pytest.raises(ImpossibleError) as caught:
         judged(strategy)
     assert caught.value.code == code
+
+
+def test_a_layout_of_the_grammar_that_is_priced_is_one_of_the_space() -> None:
+    """Of every kind of context parallelism, schedule and number of chunks those pairs are priced that the search knows, and no others: a pair
+    that means nothing would have the bytes and seconds of a layout that does not exist."""
+    for kind in ("none", "ring", "all-to-all"):
+        for cp in (1, 2):
+            assert _is_priced(f"cp={cp},context_parallel={kind}") == ((cp > 1) == (kind != "none"))
+    chunks = {"gpipe": (1,), "1f1b": (1,), "interleaved": (2,), "looped_bfs": (2,), "zb_h1": (1,), "zbv": (2,)}
+    for schedule, own in chunks.items():
+        assert [n for n in (1, 2, 4) if _is_priced(f"pp=2,schedule={schedule},vp={n}")] == [
+            *own, *((4,) if 2 in own and schedule != "zbv" else ())
+        ]  # fmt: skip
+
+
+def _is_priced(strategy: str) -> bool:
+    try:
+        judged(strategy)
+    except ImpossibleError:
+        return False
+    return True
 
 
 def test_a_misspelt_choice_is_answered_with_the_flag() -> None:
