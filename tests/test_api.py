@@ -36,6 +36,7 @@ QUESTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS, ids=str)
 def test_recommend_is_plan(question: dict[str, Any]) -> None:
     """`recommend` and `plan --json` give the same bytes for the same question."""

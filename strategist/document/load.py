@@ -124,8 +124,15 @@ def load_calibration(path: str, flag: str = "--calibration") -> Calibration:
 
 
 def _within_reason(calibration: Calibration, flag: str) -> Calibration:
-    """Factors beyond a tenth or ten times are no calibration, and intervals hold what is predicted. Raises InputError RANGE."""
+    """Factors beyond a tenth or ten times are no calibration, two of one part would multiply, and intervals hold what is predicted. Raises InputError
+    RANGE and CONFLICT."""
+    seen: dict[tuple[str, str, str], int] = {}
     for number, factor in enumerate(calibration.factors):
+        first = seen.setdefault((factor.part, factor.gpu, factor.framework), number)
+        if first != number:
+            raise InputError(
+                "CONFLICT", f"{flag}: $.factors[{number}] and $.factors[{first}] are both of {factor.part} on the same devices and frameworks.", flag=flag, value=factor.part, hint="Keep one, or calibrate again."
+            )  # fmt: skip
         if not 0.1 <= factor.value <= 10:
             raise InputError(
                 "RANGE", f"{flag}: $.factors[{number}].value must lie between 0.1 and 10.", flag=flag, value=factor.value, hint="Calibrate again."

@@ -327,6 +327,7 @@ def test_a_plan_uses_a_calibration_and_says_so(tmp_path: Path) -> None:
     [
         ({"format": "strategist-plan/1"}, "KIND"),
         ({"factors": [{"part": "matmul", "value": 99.0, "gpu": "", "framework": ""}]}, "RANGE"),
+        ({"factors": 2 * [{"part": "matmul", "value": 1.1, "gpu": "", "framework": "nemo"}]}, "CONFLICT"),
         ({"factors": [{"part": "luck", "value": 1.0, "gpu": "", "framework": ""}]}, "CHOICE"),
         ({"runs": -1}, "NEGATIVE"),
         ({"surprise": 1}, "UNKNOWN_KEY"),

@@ -305,6 +305,7 @@ def test_hostile_values_arrive_unchanged(target: str, tmp_path: Path) -> None:
     assert no_canary(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", representatives())
 @pytest.mark.parametrize("name", ["a b", "$(touch canary)", "x'y\"z", "-n", "é*"])
 def test_hostile_folders(target: str, name: str, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_larger_images_take_more_of_everything() -> None:
     assert large.time.step.value > 3 * small.time.step.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", sorted(emitter.name for emitter in EMITTERS))
 def test_no_target_sends_to_another_that_refuses_too(target: str) -> None:
     """Every script that is emitted trains language models, so whoever has images is told how a script of theirs uses the plan."""

@@ -37,6 +37,7 @@ def on_a100(recompute: str, layout: str = TIGHT, **more: Any) -> Any:
     return predict("llama-2-13b", "aws-p4d.24xlarge", strategy=f"{layout},recompute={recompute}", **NODE | more)
 
 
+@pytest.mark.slow
 def test_each_stage_with_its_own_number_beats_one_number_for_all() -> None:
     """Where nothing computed again does not fit, every stage computes what it needs and no more: faster than all layers, and than the
     fewest layers that fit on every stage alike."""

@@ -192,6 +192,7 @@ def test_a_lie_that_adds_up_is_found() -> None:
         assert not recheck(plan).holds
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_not_the_best_is_found(tmp_path: Path) -> None:
     """A worse layout that is passed off as the answer is told with a better one: exit 4."""
     worse = recommend(**{**QUESTIONS[1], "pin": "tp=2"})

@@ -55,6 +55,7 @@ def _waits_for_nothing_else(columns: Candidates) -> np.ndarray:
     return (columns["pp"] == 1) & (columns["recompute"] != 1)
 
 
+@pytest.mark.slow
 @PROPERTIES.holds(6, questions().filter(lambda job: job.model.moe is not None), st.sampled_from(RATIOS[1:]))
 def test_less_balance_never_helps(job: Job, ratio: float) -> None:
     """No layout holds less or takes less time when experts get less even shares; one whose ranks share none is what it was to the

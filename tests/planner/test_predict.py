@@ -63,6 +63,7 @@ def test_the_winning_layout_is_predicted_as_it_was_planned() -> None:
     assert (by_hand.time, by_hand.memory) == (plan.time, plan.memory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     "card", ["v100-sxm2-32gb", "p40", "a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "mi250x", "cpu"]
