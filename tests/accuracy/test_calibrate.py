@@ -382,7 +382,7 @@ def test_a_plan_keeps_its_calibration(tmp_path: Path) -> None:
 
 def test_accuracy_uses_the_factors_that_ship_or_none(tmp_path: Path) -> None:
     """The same table is predicted with and without them, on cards that have some, and both say the same of bytes."""
-    table = runs_file(tmp_path, *({**one.run, "hardware": "A100-SXM-80GB"} for one in measured({})))
+    table = runs_file(tmp_path, *({**one.run, "hardware": "B200-SXM-180GB"} for one in measured({})))
     fitted, plain = (call("accuracy", table, "--json", *words).document["rows"] for words in ((), ("--uncalibrated",)))
     assert [row["predicted_peak_bytes"] for row in fitted] == [row["predicted_peak_bytes"] for row in plain]
     assert all(a["predicted_step_s"] != b["predicted_step_s"] for a, b in zip(fitted, plain, strict=True))
