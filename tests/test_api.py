@@ -338,6 +338,7 @@ HOPELESS: tuple[tuple[str, ...], ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", HOPELESS, ids=" ".join)
 def test_every_fix_is_true(question: tuple[str, ...]) -> None:
     """Where nothing fits the chain of reasons names flags, and each change that is offered gives a plan when it is made."""

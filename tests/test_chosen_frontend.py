@@ -100,6 +100,7 @@ def of(tmp_path: Path, *words: str) -> Plan:
     return load_plan(str(file))
 
 
+@pytest.mark.slow
 def test_without_a_word_emit_takes_what_the_plan_was_made_for(tmp_path: Path) -> None:
     """A plan that somebody made for a front end is emitted for that, any other one as if nobody knew what it is for."""
     assert emit(of(tmp_path, "--frontend", "deepspeed")) == emit(of(tmp_path, "--frontend", "deepspeed"), "deepspeed")

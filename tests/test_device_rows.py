@@ -112,6 +112,7 @@ def test_channels_last_is_what_networks_of_convolutions_are_planned_with() -> No
     assert max(ratios["channels first", "bfloat16", count] for count in (64, 256)) < 0.5
 
 
+@pytest.mark.slow
 def test_rehearsed_steps_of_sharded_weights_take_about_as_long_as_predicted() -> None:
     """Under ZeRO-3 without tp and pp, where gathers and reductions of small layers keep the host of two cards busy for most of a step,
     predictions of dense models are within a sixth; of those of a mixture, whose experts wait for counts of tokens, none is too slow."""

@@ -102,6 +102,7 @@ def test_accuracy_counts_runs_inside_ones_own_intervals(tmp_path: Path) -> None:
     assert "of 24 runs lie inside" in call("accuracy", str(tmp_path / "runs.csv"), "--calibration", path).out
 
 
+@pytest.mark.slow
 def test_an_interval_that_does_not_hold_its_value_is_refused(tmp_path: Path) -> None:
     """Bounds that a hand wrote around something else are no calibration."""
     document = json.loads(dump(calibrate(measured({"matmul": 1.2}))))

@@ -51,6 +51,7 @@ def test_one_plan_may_stand_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> No
     assert piped(monkeypatch, plan_text(*QUESTION).encode(), "diff", "-", "-").code == 0
 
 
+@pytest.mark.slow
 def test_tables_and_settings_are_read_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of runs, and flags for --config."""
     table = Path(runs_file(tmp_path))

@@ -22,6 +22,7 @@ REPORTS: Mapping[str, Callable[[Path], list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("report", REPORTS)
 def test_no_figure_is_lost_on_a_narrow_terminal(report: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What two hundred columns say in numbers, forty say too, and twenty do not crash; no line is longer than the terminal."""

@@ -62,6 +62,7 @@ def read(text: str) -> Plan:
     return plan_from(json.loads(text), "plan.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", targets(NAMES))
 def test_names_stay_inside_the_folder(target: str) -> None:
     """File names are plain: no folder above, no absolute path, nothing hidden; scripts that run are among them."""

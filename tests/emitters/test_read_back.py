@@ -328,6 +328,7 @@ def test_our_executor_gets_the_folder_on_a_drive_as_a_variable(target: str) -> N
     assert refused.value.code == "CONFLICT"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["fabric", "trainer"])
 def test_lightning_gives_to_deepspeed_what_fsdp2_cannot_say(target: str) -> None:
     """DeepSpeed's file lies there for ZeRO-1, offloading and masters, and says the plan; for all other plans there is none."""

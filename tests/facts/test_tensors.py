@@ -56,6 +56,7 @@ def _loads(dealt: Sizes, ranks: int) -> list[int]:
     return loads
 
 
+@pytest.mark.slow
 @CI
 @given(sizes(), st.sampled_from((1, 2, 3, 8, 17, 64)))
 def test_a_deal_of_equal_sizes_at_once_is_the_deal_of_each(dealt: Sizes, ranks: int) -> None:

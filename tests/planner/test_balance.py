@@ -67,6 +67,7 @@ def lengths(found: Prediction | Plan) -> list[int]:
     return [stage.layer_count for stage in found.strategy.stages]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "layers", "batch", "room"),
     [

@@ -28,6 +28,7 @@ def _of_images(side: int) -> ModelShape:
     return replace(shape, extra=tuple(sorted({**dict(shape.extra), "image": side}.items())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 4])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_resnet_trains_with_data_parallelism(model: str, nodes: int) -> None:

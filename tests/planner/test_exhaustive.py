@@ -205,6 +205,7 @@ def test_a_plan_that_is_not_the_best_is_found(tmp_path: Path) -> None:
     assert "such as" in ran.error["message"]
 
 
+@pytest.mark.slow
 def test_check_says_what_was_confirmed(tmp_path: Path) -> None:
     """The document holds the counts and every claim; the report has a line for each; nothing is written."""
     words = (

@@ -73,6 +73,7 @@ MANY = "kinds of nodes"
 """Six orders of a search over three kinds."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sort", [pytest.param(sort, marks=pytest.mark.slow) if sort == MANY else sort for sort in SAME]
 )

@@ -89,6 +89,7 @@ def test_p14_the_same_question_gives_the_same_bytes() -> None:
     assert len(outputs) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -120,6 +121,7 @@ def test_p16_memory_units_are_not_confused() -> None:
     assert binary.memory.capacity_bytes == 80 * 2**30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alias", ["DGX-H100:2", "dgx h100:2", "DGX_H100:2"])
 def test_p43_aliases_do_not_matter(alias: str) -> None:
     """P43: a name in another spelling is the same machine."""
@@ -202,6 +204,7 @@ def test_p39_a_failure_names_the_true_miss(shape: Any) -> None:
         assume(False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("price", [0.5, 2.0, 98.32])
 def test_p52_money_follows_time(price: float) -> None:
     """P52: a price changes no layout, and the cost is GPU-hours times price exactly."""

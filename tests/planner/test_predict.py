@@ -293,6 +293,7 @@ def test_a_misspelt_choice_is_answered_with_the_flag() -> None:
     assert (caught.value.code, caught.value.flag) == ("CHOICE", "--strategy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", frameworks())
 def test_every_framework_has_a_price(framework: str) -> None:
     """Every profile prices the same layout; terms add up and the interval holds the value."""

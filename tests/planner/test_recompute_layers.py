@@ -64,6 +64,7 @@ def test_the_oftener_a_layer_runs_again_the_less_is_held_and_the_longer_it_takes
     assert [one.time for one in firsts] == [one.time for one in found[1:-1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "says", "words"),
     [

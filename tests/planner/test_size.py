@@ -345,6 +345,7 @@ def test_a_duration_as_a_flag_is_long_enough_and_read(seconds: float) -> None:
     assert seconds <= said <= max(seconds + 1, 1.12 * seconds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "words"),
     [

@@ -11,6 +11,7 @@ JOB = ("--seq-len", "2048", "--global-batch", "16", "--gpus-per-node", "2", "--f
 GRID = ("sweep", "--model-size", ",".join(SIZES), "--nodes", ",".join(NODES), "--gpu", ",".join(GPUS), *JOB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["hf", pytest.param("fastest", marks=pytest.mark.slow)])
 def test_every_cell_is_a_plan(policy: str) -> None:
     """Family, step and tokens per second of each cell are those of its plan; where nothing fits `plan` ends with 3."""

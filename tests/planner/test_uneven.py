@@ -378,6 +378,7 @@ def test_replicas_share_each_global_batch_without_gaps(shares: list[tuple[int, i
     assert taken == list(range(sequences_per_step(mesh, strategy)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "says"),
     [("torchrun", True), ("slurm", True), ("kubernetes", False), ("ray", False), ("accelerate", False)],

@@ -102,6 +102,7 @@ def slowly(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "target", [*targets(name for name in SAYS if name not in MANIFESTS), *map(slowly, (*MANIFESTS, *SCRIPTS_ALONE))]
 )

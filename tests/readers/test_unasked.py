@@ -59,6 +59,7 @@ def test_trl_s_file_has_its_defaults_too(
     assert short.findings == long.findings == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("named", "options"),
     [

@@ -47,6 +47,7 @@ def planned(model: str, machines: str, policy: Policy = "hf", **workload: Any) -
     return recommend(model, machines, policy=policy, **workload)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "model", "machines", "workload", "family"), LEAVES)
 def test_leaves_are_reached(rule: str, model: str, machines: str, workload: dict[str, Any], family: str) -> None:
     """The plan's reason names the rule, and the family that was chosen belongs to the first of its tiers that fits."""

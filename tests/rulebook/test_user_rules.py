@@ -185,6 +185,7 @@ def test_the_example_of_the_readme_is_a_rule(tmp_path: Path) -> None:
     assert "MY001" in [rule.id for rule in load_rules("legality", (str(tmp_path),))]
 
 
+@pytest.mark.slow
 def test_an_edited_book_of_ours_is_read_again(tmp_path: Path) -> None:
     """Rows that were kept when a book was checked last are used as long as its text is that text, and no longer."""
     edited = tmp_path / "rules"
