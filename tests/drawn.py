@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 from strategist.document.plan import Plan, sequences_per_step
-from strategist.executor.pipeline_support import OF_CHUNKS
 from strategist.executor.support import layout_obstacles
 from strategist.facts.job import Job
+from strategist.facts.runs import OF_CHUNKS
 from strategist.planner.situation import question
 from strategist.rulebook.apply import forbid
 from strategist.rulebook.rule import Rule, load_rules

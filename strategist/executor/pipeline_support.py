@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 from strategist.document.plan import Plan
 from strategist.executor.obstacles import Obstacle
-from strategist.facts.runs import V_SHAPED, runs_of
+from strategist.facts.runs import OF_CHUNKS, V_SHAPED, runs_of
 
-OF_CHUNKS = ("interleaved", "looped_bfs", *V_SHAPED)
-"""Schedules over several chunks of layers per rank."""
 IN_TWO_PARTS = ("zb_h1", *V_SHAPED)
 """Schedules that make gradients of inputs first and those of weights later."""
 

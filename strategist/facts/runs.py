@@ -9,6 +9,9 @@ V_SHAPED = ("zbv", "dualpipev")
 """Schedules whose runs go down the ranks and up again: the first rank has the first run and the last, too (Qi et al. 2023, arXiv
 2401.10241, section 6; https://github.com/deepseek-ai/DualPipe, DualPipeV)."""
 
+OF_CHUNKS = ("interleaved", "looped_bfs", *V_SHAPED)
+"""Schedules over several chunks of layers per rank."""
+
 
 def stage_of_head(schedule: str, pp: int) -> int:
     """The stage that has the head and the loss."""

@@ -23,7 +23,7 @@ WorstOf = Callable[[Step, Reals], LayerInstants]
 
 def during_layers(step: Step) -> tuple[Instant, ...]:
     """The instants inside layers, of some of which alone full recompute may run forward again, and of their reduction."""
-    is_few = not step.piped and step.group.layers_SK.sum(axis=1).min() <= FEW_LAYERS
+    is_few = not step.piped and step.group.layers_S.min() <= FEW_LAYERS
     few = (_first_gathered(step),) if is_few else ()
     return (*_in_layers(step), *among_others(step, _in_layers), _layer_reduced(step), *few)
 

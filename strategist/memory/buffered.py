@@ -64,10 +64,10 @@ def _moving(job: Job, group: Group, counts: Elements, kept: Layers) -> Iterator[
     yield LOSS, everything | {"logits": loss_bytes_CS(job, group)}
     stream = on_stages(residual_C(job, c), group.is_last)
     yield LOSS, everything | {"logits": gradient_bytes_CS(job, group), "temporaries": own * _head(job, group) + stream}
+    last, piped = edges_CS(job, group), piped_CS(job, group)
     if job.profile.reduce_bucket:
         alone = too_large_bytes_CS(job, group, _head(job, group))
-        yield LAYERS, everything | {"temporaries": alone + stream, "logits": piped_CS(job, group)}
-    last, piped = edges_CS(job, group), piped_CS(job, group)
+        yield LAYERS, everything | {"temporaries": alone + stream, "logits": piped}
     for layers_, gone in kept.in_turn:
         at = layers_.instants
         moving = {

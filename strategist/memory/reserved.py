@@ -98,7 +98,7 @@ class Pools:
         )  # stages in front: numpy's loops run along candidates
         first = _segments(self.compute * (before + behind if self._tied else before))
         layer, shards = _segments(self.compute * self.layers.packed * self._widest[:, 0]), state_shards(self.c)
-        turns = np.where(first >= layer, 1.0, np.minimum(2.0, self.group.layers_SK.sum(axis=1)[:, None]))
+        turns = np.where(first >= layer, 1.0, np.minimum(2.0, self.group.layers_S[:, None]))
         head = 0.0 if self._tied else _segments(self.compute * behind)
         casts = self.compute * self._largest.T / shards if self.compute != self.stored else 0.0
         held = first + turns * layer + np.where(layer < head, head, 0.0) + casts

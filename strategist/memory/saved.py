@@ -102,7 +102,7 @@ def habits_of(job: Job) -> Habits:
     scores = work.seq_len if profile.attention == "unfused" else 0
     crowded = work.expert_imbalance > 1
     each = score_bytes(job) if scores else 0.0
-    is_cast = profile.keeping.wide_softmax and BYTES[job.formats.compute] < BYTES[job.formats.parameter]
+    is_cast = profile.keeping.wide_softmax and _is_autocast(job)
     return Habits(
         profile.keeping, profile.light, scores, each, cast_width, profile.redoes, job.adapters, crowded, is_cast
     )
@@ -112,10 +112,12 @@ def has_wide_softmax(job: Job) -> bool:
     """Whether softmax runs in float32 and what it gave is cast to the compute format: in Transformers' gated models by their own code
     (huggingface/transformers: models/llama/modeling_llama.py, eager_attention_forward), and in any under autocast (pytorch:
     docs/source/amp.rst, CUDA ops that can autocast to float32)."""
-    if not job.profile.keeping.wide_softmax:
-        return False
-    formats = job.formats
-    return job.model.mlp_gated or BYTES[formats.compute] < BYTES[formats.parameter]
+    return job.profile.keeping.wide_softmax and (job.model.mlp_gated or _is_autocast(job))
+
+
+def _is_autocast(job: Job) -> bool:
+    """Whether weights are in a wider format than what they multiply in."""
+    return BYTES[job.formats.compute] < BYTES[job.formats.parameter]
 
 
 def score_bytes(job: Job) -> float:

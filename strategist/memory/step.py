@@ -201,7 +201,7 @@ class Step:
     @once_for("state")
     def layers_of_chunk(self) -> Reals:
         """How many layers a pass goes through, (C, S)."""
-        return on_stages(1.0 / self.chunks[:, 0], self.group.layers_SK.sum(axis=1))
+        return on_stages(1.0 / self.chunks[:, 0], self.group.layers_S)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -790,7 +790,7 @@ class Step:
 
     def copies_again(self, every: Reals) -> Reals:
         """The copies of one layer's weights that recomputation makes; `every` are the elements of its matrices where sorts differ."""
-        layers = np.maximum(self.group.layers_SK.sum(axis=1)[None, :], 1.0)
+        layers = np.maximum(self.group.layers_S[None, :], 1.0)
         return self._makes_copies * (every if self.layers.are_mixed else self.counts.layers / layers)
 
     @cached_property

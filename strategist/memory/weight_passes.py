@@ -145,7 +145,7 @@ class Waiting:
     @cached_property
     def of_one_layer(self) -> Reals:
         """Of those, the ones of one layer."""
-        layers = self.group.layers_SK.sum(axis=1)[None, :] / self._chunks
+        layers = self.group.layers_S[None, :] / self._chunks
         return self._layers / np.maximum(1.0, layers)
 
     @cached_property
@@ -203,7 +203,7 @@ class Waiting:
 
     def _of_all_layers(self, one_C: Reals) -> Reals:
         """Every sort of layer of a dense decoder has the same matrices."""
-        return on_stages(one_C, self.group.layers_SK.sum(axis=1)) / self._chunks
+        return on_stages(one_C, self.group.layers_S) / self._chunks
 
     @property
     def _chunks(self) -> Column:

@@ -17,7 +17,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import layer_counts
 from strategist.facts.profile import find_profile, with_gradients
 from strategist.facts.resolved import Assumption
-from strategist.facts.runs import V_SHAPED
+from strategist.facts.runs import OF_CHUNKS, V_SHAPED
 from strategist.memory.estimate import peak_memory
 from strategist.planner.check import share_faults
 from strategist.planner.depth import with_depths
@@ -350,10 +350,6 @@ def _consistent_pipeline(pp: int, said: Mapping[str, int]) -> None:
         )
 
 
-OF_CHUNKS = ("interleaved", "looped_bfs")
-"""Schedules of stages that have several chunks of layers each; the others but those in a V run stages of one."""
-
-
 def _consistent_chunks(pp: int, schedule: str, said: Mapping[str, int]) -> None:
     """A pipeline has a schedule, and that of whole stages or that of chunks as it has one chunk or several. Said of no pipeline, a schedule
     changes nothing."""
@@ -402,7 +398,6 @@ def _consistent_context(cp: int, said: Mapping[str, int]) -> None:
             value=inner,
             hint="Say context_parallel=hierarchical, or leave cp_inner out.",
         )
-    sizes = [str(size) for size in divisors(cp) if 1 < size < cp]
     if "context_parallel" in said and kind != hierarchical and (cp > 1) != (word != "none"):
         raise ImpossibleError(
             "FRAMEWORK_LEGALITY",
@@ -413,6 +408,7 @@ def _consistent_context(cp: int, said: Mapping[str, int]) -> None:
             if cp == 1
             else "Leave context_parallel out, or say ring or all-to-all.",
         )
+    sizes = [str(size) for size in divisors(cp) if 1 < size < cp]
     if kind == hierarchical and str(inner) not in sizes:
         raise ImpossibleError(
             "FRAMEWORK_LEGALITY",

@@ -73,7 +73,7 @@ def frozen_traffic(job: Job, group: Group) -> Frozen:
     pads = (c["zero"] >= 2)[:, None]
     trained, packed = (share(shape, group) for share in (trained_share, quantised_share))
     buckets = ddp_buckets(shape, BYTES[job.formats.gradient])
-    in_layers = np.broadcast_to(1.0 * group.layers_SK.sum(axis=1), trained.whole.shape)
+    in_layers = np.broadcast_to(1.0 * group.layers_S, trained.whole.shape)
     return Frozen(
         trained=np.where(pads, trained.padded, trained.whole),
         units=np.where(

@@ -83,6 +83,11 @@ class Group:
         return (self.stages == self.pp - 1) & self.is_v_shaped
 
     @cached_property
+    def layers_S(self) -> Column:
+        """How many layers every stage owns, of all sorts together, shape (S,)."""
+        return np.asarray(self.layers_SK.sum(axis=1))
+
+    @cached_property
     def has_layers(self) -> Mask:
         """Stages that own a layer, shape (S,)."""
         return np.asarray((self.layers_SK > 0).any(axis=1))

@@ -235,7 +235,7 @@ def _rounds(group: Group) -> tuple[Reals, Reals]:
 def _layer_units(job: Job, group: Group) -> Reals:
     """Units of all layers, (C, S): one each, or where matrices are tiled one for each slice and one for all else."""
     if not group.is_tiled:
-        return _alike(group, group.layers_SK.sum(axis=1))
+        return _alike(group, group.layers_S)
     from strategist.space.tiles import units_K  # most searches look at no tiles
 
     return group.layers_of(units_K(job.model, group.candidates).astype(np.float64))
@@ -392,7 +392,7 @@ def _held_whole(shape: ModelShape, group: Group) -> Iterator[tuple[int, Any]]:
     """Elements of one of these weights, and how many a stage has of it, each (C, S) or broadcast to it."""
     sequence = (group.candidates["sequence_parallel"] > 0)[:, None]
     routed = np.array([kind.ffn == "moe" for kind in kinds(shape)])
-    all_layers = group.layers_SK.sum(axis=1)[None, :]
+    all_layers = group.layers_S[None, :]
     moe_layers = (group.layers_SK * routed).sum(axis=1)[None, :]
     norm = norm_size(shape, 1)
     biases = all_layers * shape.o_bias + (all_layers - moe_layers) * shape.mlp_bias
@@ -532,7 +532,7 @@ def _gathered_in_vain(job: Job, group: Group) -> Iterator[Traffic]:
     c, where = group.candidates, holds_early_C(group.candidates)
     if group.pp == 1 or not job.profile.has_units or not where.any():
         return
-    rows, layers = np.flatnonzero(where), np.maximum(group.layers_SK.sum(axis=1), 1.0)[None, :]
+    rows, layers = np.flatnonzero(where), np.maximum(group.layers_S, 1.0)[None, :]
     held = c.where(rows)
     firsts, place = held.sorts((held["accumulation"], held["virtual_stages"]))
     m, v = (held[name][firsts][:, None] for name in ("accumulation", "virtual_stages"))
@@ -621,7 +621,7 @@ def ahead_of_compute(group: Group, every: Reals, in_layers: Reals, before: Reals
     """The share of `every` weight, of which some are `in_layers` and some `before` them, that is gathered before anything is computed, and
     whose gradients are the last to be whole, (C, S): the embedding and a layer. Norm and head are the first whose gradients are, and their
     weights the last that forward reads. In bytes or in elements."""
-    ahead = before + in_layers / np.maximum(1, group.layers_SK.sum(axis=1))[None, :]
+    ahead = before + in_layers / np.maximum(1, group.layers_S)[None, :]
     return np.divide(ahead, every, out=np.ones_like(ahead), where=every > 0)
 
 

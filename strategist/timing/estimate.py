@@ -652,7 +652,7 @@ def _first_piece(group: Group, behind: Hidden) -> Reals:
     """The share of traffic that nothing runs beside where the traffic does not say: one layer's, one of tp pieces of a product, the sends of
     every chunk where there is one chunk a stage and its neighbour waits for it, or that of passes without an opposite one, (C, S)."""
     c = group.candidates
-    one_layer: Reals = (1.0 / np.maximum(1, group.layers_SK.sum(axis=1)))[None, :]
+    one_layer: Reals = (1.0 / np.maximum(1, group.layers_S))[None, :]
     if behind == "matmul":
         return (1.0 / c["tp"])[:, None]
     if behind == "pairs":

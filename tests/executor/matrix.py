@@ -26,13 +26,13 @@ import numpy as np
 
 from strategist.document.plan import Plan
 from strategist.executor.obstacles import Obstacle
-from strategist.executor.pipeline_support import OF_CHUNKS
 from strategist.executor.support import layout_obstacles
 from strategist.facts.clusters import load_cluster
 from strategist.facts.hardware import Cluster, with_gpus
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import find_profile
+from strategist.facts.runs import OF_CHUNKS
 from strategist.facts.workload import Workload
 from strategist.planner.situation import one, question
 from strategist.planner.write import mesh_of, strategy_of
