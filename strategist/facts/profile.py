@@ -38,6 +38,8 @@ class Formats:
     master: str
 
 
+Adapts = Literal["joint", "compiled", "apart"]
+"""One product that scales and adds; a kernel for both behind it; operations of torch, dropout among them."""
 Unpacks = Literal["nf4", "gptq"]
 """bitsandbytes' kernel, in either pass; AutoGPTQ's operations of torch, whose result backward reads."""
 
@@ -51,7 +53,7 @@ class Kernels:
     permutation on top, with `expert_` those of each local expert; `host_s` is the CPU's
     time for one of them, `unit_s` that for each gather or reduction of a unit of weights (0 where nobody measured it; with `hooks_again` once more for a layer
     that full recompute runs again), and with `catches_up` a CPU that falls behind gets ahead again while head and loss run (others' times were set with runs, layer by
-    layer: docs/decisions/0159). `unpacks` says whose weights of four bits are brought back to the compute format."""
+    layer: docs/decisions/0159). `adapts` says how an adapter's result is scaled and added, `unpacks` whose weights of four bits are brought back to the compute format."""
 
     name: str
     norm: float
@@ -74,6 +76,7 @@ class Kernels:
     unit_s: float
     hooks_again: bool
     catches_up: bool
+    adapts: Adapts
     source: str
     unpacks: Unpacks = "nf4"
 

@@ -214,11 +214,10 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     number, T, rate = BYTES[job.formats.compute], tokens(job, layout), memory_Bps(device_of(job))
     first, second = adapters.unpacking(job, number)
     packed = adapters.packed(shape, [kind], 1)
-    read = sum(outputs for _, outputs in adapters.targets(shape))
-    added = 3 * sum(inputs for inputs, _ in adapters.targets(shape))
-    forward = once + (number * T * read + packed * first) / rate
+    there, back = adapters.moved_beside(job)
+    forward = once + (number * T * there + packed * first) / rate
     return Pass(
-        forward, 2 * once + (number * T * added + packed * second) / rate, redone(job, layout, "elementwise") * forward
+        forward, 2 * once + (number * T * back + packed * second) / rate, redone(job, layout, "elementwise") * forward
     )
 
 

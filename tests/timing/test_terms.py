@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.device.report import kernels
+from strategist.facts.adapters import as_trained, with_adapters
 from strategist.facts.attention import attention_FLOP
 from strategist.facts.clusters import load_cluster
 from strategist.facts.gpus import gpu_by_id
@@ -18,6 +19,7 @@ from strategist.facts.model import layer_sequence
 from strategist.facts.models import load_model
 from strategist.facts.parameters import count
 from strategist.facts.profile import (
+    Adapts,
     Hides,
     Profile,
     UpdateKernels,
@@ -252,6 +254,25 @@ def test_single_operations_of_an_update_cost_what_a_fused_one_saved() -> None:
     saved = seconds(timed(asked, "dp=8,mbs=8"), "optimizer") - seconds(timed(fused, "dp=8,mbs=8"), "optimizer")
     tokens = 8 * 1024
     assert 0.7 < saved / (tokens / 27648 - tokens / 28399) < 1.05
+
+
+def test_adapters_in_single_operations_move_their_input_twice_and_their_result_six_times_more() -> None:
+    """Beside one product that scales and adds, operations of torch drop the input (2 numbers and a byte of mask in either pass), write the scaled result, read it
+    again with the frozen one and write the sum, and scale the gradient (huggingface/peft: src/peft/tuners/lora/layer.py)."""
+    shape = with_adapters(load_model("llama-3.1-8b"), "lora", 16, ("q", "down"))
+    asked = as_trained(job(find_profile("hf-trainer"), model=shape))
+
+    def moved(adapts: Any) -> float:
+        kernels = replace(asked.profile.kernels, adapts=adapts)
+        times = timed(replace(asked, profile=replace(asked.profile, kernels=kernels)), "dp=16,mbs=1")
+        return seconds(times, "elementwise")
+
+    joint, compiled, apart = (moved(adapts) for adapts in get_args(Adapts))
+    numbers = 4 * 4096 * 32  # of one width, in a step of four micro-batches through all layers
+    inputs, outputs = numbers * (4096 + 14336), numbers * (4096 + 4096)
+    rate = memory_Bps(asked.cluster.slowest.gpu) / 2
+    assert (compiled - joint) * rate == pytest.approx(4 * outputs, rel=1e-3)
+    assert (apart - joint) * rate == pytest.approx(5 * inputs + 6 * outputs, rel=1e-3)
 
 
 def test_updates_of_lamb_and_single_operations_move_more() -> None:
