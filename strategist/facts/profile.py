@@ -120,7 +120,8 @@ class Profile:
     on the host, and none on the device once ZeRO shares them out; `reduce_bucket` is how many gradients DeepSpeed's ZeRO has room for in the buffers from
     which it reduces them; `launches_wait` that the CPU waits for every kernel before it issues the
     next (CUDA_LAUNCH_BLOCKING=1), as a run or its machine says; `head_tokens` is the share of tokens that head and loss see, where
-    only those that were masked are picked out before them; `loads_all` that torch is of before 2.0, whose processes hold all of its kernels."""
+    only those that were masked are picked out before them; `loads_all` that torch is of before 2.0, whose processes hold all of its kernels; `stays_whole`
+    that under ZeRO-2 every rank has all weights at all times, and gets all gradients to keep its part of them."""
 
     name: str
     title: str
@@ -163,6 +164,7 @@ class Profile:
     reduce_bucket: int = 0
     head_tokens: float = 1.0
     loads_all: bool = False
+    stays_whole: bool = False
 
     def formats_for(self, precision: str) -> Formats:
         """Number formats of a precision policy; fp4 differs from fp8, and tf32 from fp32, inside of matrix products alone."""
@@ -393,4 +395,5 @@ def find_profile(name: str = "strategist") -> Profile:
         reduce_bucket=row.get("reduce_bucket", 0),
         head_tokens=row.get("head_tokens", 1.0),
         loads_all=row.get("loads_all", False),
+        stays_whole=row.get("stays_whole", False),
     )

@@ -116,7 +116,7 @@ def _unit_calls(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]
     both = job.model.tied and layout["pp"] == 1
     ends = int(stage == 0) + int(stage == last_stage(layout) and not both)
     kept = 1.0 / layout["accumulation"] if layout["pp"] > 1 else 1.0  # a pipeline gathers and reduces once a step
-    gathers, again = (1.0, 1.0) if layout["zero"] == 3 else (kept, 0.0)
+    gathers, again = (1.0, 1.0) if layout["zero"] == 3 else (0.0 if job.profile.stays_whole else kept, 0.0)
     if (
         job.profile.kernels.hooks_again and layout["recompute"] == "full"
     ):  # hooks of a layer's modules run whenever it does

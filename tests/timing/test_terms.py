@@ -256,6 +256,20 @@ def test_single_operations_of_an_update_cost_what_a_fused_one_saved() -> None:
     assert 0.7 < saved / (tokens / 27648 - tokens / 28399) < 1.05
 
 
+def test_zero_2_of_deepspeed_keeps_weights_and_reduces_all_gradients_for_every_micro_batch() -> None:
+    """Weights stay whole, so that with one micro-batch ZeRO-2 sends what ZeRO-1 does; with four, all gradients three times more
+    (deepspeed/runtime/zero/stage_1_and_2.py, allreduce_and_scatter)."""
+    asked = job(find_profile("deepspeed"))
+
+    def sent(strategy: str) -> float:
+        times = timed(asked, strategy)
+        return float(times.exposed["dp"][0] + times.hidden["dp"][0])
+
+    gradients = sent("dp=16,zero=0,mbs=4")
+    assert sent("dp=16,zero=2,mbs=4") == pytest.approx(sent("dp=16,zero=1,mbs=4"), rel=1e-6)
+    assert sent("dp=16,zero=2,mbs=1") == pytest.approx(sent("dp=16,zero=1,mbs=1") + 3 * gradients, rel=1e-6)
+
+
 def test_adapters_in_single_operations_move_their_input_twice_and_their_result_six_times_more() -> None:
     """Beside one product that scales and adds, operations of torch drop the input (2 numbers and a byte of mask in either pass), write the scaled result, read it
     again with the frozen one and write the sum, and scale the gradient (huggingface/peft: src/peft/tuners/lora/layer.py)."""
