@@ -53,7 +53,8 @@ class Kernels:
     permutation on top, with `expert_` those of each local expert; `host_s` is the CPU's
     time for one of them, `unit_s` that for each gather or reduction of a unit of weights (0 where nobody measured it; with `hooks_again` once more for a layer
     that full recompute runs again), and with `catches_up` a CPU that falls behind gets ahead again while head and loss run (others' times were set with runs, layer by
-    layer: docs/decisions/0159). `adapts` says how an adapter's result is scaled and added, `unpacks` whose weights of four bits are brought back to the compute format."""
+    layer: docs/decisions/0159). `adapts` says how an adapter's result is scaled and added, `modules` under which name the
+    table of modules has what other sorts of models move (`of_modules`), nothing where all are alike, `unpacks` whose weights of four bits are brought back to the compute format."""
 
     name: str
     norm: float
@@ -77,6 +78,7 @@ class Kernels:
     hooks_again: bool
     catches_up: bool
     adapts: Adapts
+    modules: str
     source: str
     unpacks: Unpacks = "nf4"
 
@@ -240,6 +242,34 @@ def find_kernels(name: str) -> Kernels:
     row = next(row for row in rows("kernels") if row["name"] == name)
     seconds = {f"{what}_s": row[f"{what}_us"] * 1e-6 for what in ("host", "unit")}
     return Kernels(**{key: value for key, value in row.items() if not key.endswith("_us")}, **seconds)
+
+
+_WRITES_TANH = ("gpt2", "gpt-neo", "gpt-j", "phi")
+"""Families whose modules take GELU by its tanh, operation by operation (huggingface/transformers: activations.py, NewGELUActivation, the `gelu_new` of their
+configurations)."""
+
+
+def of_modules(kernels: Kernels, shape: ModelShape, formats: Formats) -> Kernels:
+    """What the modules of one sort of model move, where a framework runs those of a library, operation by operation: in numbers of 16 bits, in float32, or
+    mixed by torch.autocast, where weights rest in float32 beside products of 16 bits."""
+    if not kernels.modules:
+        return kernels
+    sort = "rmsnorm" if shape.norm.startswith("rms") else "tanh" if shape.family in _WRITES_TANH else "layernorm"
+    wide = [BYTES[name] >= BYTES["float32"] for name in (formats.parameter, formats.compute)]
+    return _of_sort(kernels, sort, "wide" if wide[1] else "mixed" if wide[0] else "low")
+
+
+@cache
+def _of_sort(kernels: Kernels, sort: str, numbers: str) -> Kernels:
+    known = (row for row in rows("modules") if row["name"] == kernels.modules)
+    row = next(row for row in known if (row["sort"], row["numbers"]) == (sort, numbers))
+    return replace(kernels, **{name: row[name] for name in _MOVED})
+
+
+_MOVED = (
+    "norm", "residual", "rotary", "gated", "plain", "dropout", "logit_bytes", "score_forward_bytes", "score_backward_bytes",
+)  # fmt: skip
+"""Columns of the table of modules that stand in place of the kernels' own."""
 
 
 @cache

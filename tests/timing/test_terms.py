@@ -256,6 +256,22 @@ def test_single_operations_of_an_update_cost_what_a_fused_one_saved() -> None:
     assert 0.7 < saved / (tokens / 27648 - tokens / 28399) < 1.05
 
 
+def test_modules_of_transformers_move_what_autocast_widens_and_single_operations_repeat() -> None:
+    """GPT-2's GELU is nine operations by its tanh and float32 under autocast, BERT's is one in 16 bits; so autocast costs GPT-2 more, and BERT's layers least of all
+    (huggingface/transformers: activations.py, NewGELUActivation; pytorch: aten/src/ATen/autocast_mode.h)."""
+
+    def moved(name: str, profile: str) -> float:
+        asked = job(find_profile(profile), model=load_model(name), workload=Workload(seq_len=512, global_batch=64))
+        return seconds(timed(asked, "dp=16,mbs=4"), "elementwise")
+
+    low, mixed = (moved("gpt2-medium", profile) for profile in ("deepspeed", "hf-trainer"))
+    plain, widened = (moved("bert-large-uncased", profile) for profile in ("deepspeed", "hf-trainer"))
+    assert mixed / low > 1.5
+    assert low / plain > 2
+    assert widened > plain
+    assert mixed - low > widened - plain
+
+
 def test_zero_2_of_deepspeed_keeps_weights_and_reduces_all_gradients_for_every_micro_batch() -> None:
     """Weights stay whole, so that with one micro-batch ZeRO-2 sends what ZeRO-1 does; with four, all gradients three times more
     (deepspeed/runtime/zero/stage_1_and_2.py, allreduce_and_scatter)."""
