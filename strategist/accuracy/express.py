@@ -275,7 +275,7 @@ def _profile(run: Run, machines: Machines) -> Profile:
     hides: tuple[Hides, ...] = ("tensor",) if "async" in detail.lower() else ()
     overlaps, fp8 = (bool(words.search(detail)) for words in (_HIDES_EXPERTS, _DISPATCHES_FP8))
     profile = with_dispatcher(profile, merges=merges_copies(detail), fp8=fp8, overlaps=overlaps)
-    profile = replace(profile, update_kernels=_update_kernels(run, machines) or profile.update_kernels)
+    profile = replace(profile, update_kernels=_update_kernels(run, machines, profile.update_kernels))
     if not _LIBRARY.search(said) or _OWN_MODULES.search(said):
         profile = replace(profile, kernels=replace(profile.kernels, modules=""))
     return with_habits(
@@ -290,13 +290,13 @@ def _profile(run: Run, machines: Machines) -> Profile:
     )
 
 
-def _update_kernels(run: Run, machines: Machines) -> UpdateKernels | None:
-    """How the update is cut, where a row says so; LAMB's stages by its name. Optimum Habana updates in one kernel (use_fused_adam of its GaudiConfig)."""
+def _update_kernels(run: Run, machines: Machines, own: UpdateKernels) -> UpdateKernels:
+    """How the update is cut, where a row says so, else as the framework's `own`, which DeepSpeed cuts around one kernel in any case; LAMB's stages by its name. Optimum Habana updates in one kernel (use_fused_adam of its GaudiConfig)."""
     said, detail = run.get("optimizer", "").lower(), run.get("sharding_detail", "")
     if "lamb" in said:
         return "stages"
     is_one = "fused" in said or _FUSED_UPDATE.search(detail) or machines.gpu.startswith("gaudi")
-    return "one" if is_one else None
+    return "one" if is_one and own != "partitions" else own
 
 
 def _replicated(run: Run, profile: Profile) -> Profile:

@@ -89,7 +89,7 @@ Hides = Literal["gradients", "weights", "updates", "tensor", "pipeline", "expert
 Light = Literal["elementwise", "attention", "alternate", "half-blocks"]
 Sends = Literal["whole", "shards", "turns"]
 Updates = Literal["whole", "tensors", "ranks"]
-UpdateKernels = Literal["one", "stages", "operations"]
+UpdateKernels = Literal["one", "stages", "operations", "partitions"]
 Segments = Literal["fixed", "expandable"]
 AddsTerms = Literal["unit", "step"]
 
@@ -113,7 +113,7 @@ class Profile:
     asked, `gathers_fp8` that what cut matrices read is cast before it is gathered, `casts_apart` that each matrix casts in
     kernels of their own, forward and backward; `gradient_passes` times the update moves gradients beside its own reading (their norm, and their limit where that is no part of the update's kernel),
     `update_kernels` how AdamW's update is cut into kernels: `one` reads and writes everything once, LAMB's two `stages` have norms of weights and of their changes
-    between them, `operations` of torch are single ones (neither fused nor compiled); `pads_vocabulary` that the head is made a multiple of 64 numbers wide, `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
+    between them, `operations` of torch are single ones (neither fused nor compiled), DeepSpeed's `partitions` copy gradients and weights before and after one; `pads_vocabulary` that the head is made a multiple of 64 numbers wide, `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
     micro-batch to add up gradients; `keeping` says what is kept in memory, `fp16_state_bytes` more per weight
     belong to the state under fp16; `unties` that embedding and head are two weights where the model ties them; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
     `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and

@@ -306,17 +306,18 @@ def test_adapters_in_single_operations_move_their_input_twice_and_their_result_s
 
 
 def test_updates_of_lamb_and_single_operations_move_more() -> None:
-    """One kernel moves 28 bytes of a weight in fp32, LAMB's two stages 48, torch's operations 80; other optimizers do not ask."""
+    """One kernel moves 28 bytes of a weight in fp32, LAMB's two stages 48, torch's operations 80, DeepSpeed's partitions 68; other optimizers do not ask."""
     asked = job(find_profile("hf-trainer"), workload=Workload(seq_len=4096, global_batch=64))
 
     def update(kernels: Any, optimizer: Any = "adamw") -> float:
         own = replace(asked, workload=replace(asked.workload, optimizer=optimizer))
         return seconds(timed(replace(own, profile=replace(own.profile, update_kernels=kernels)), "dp=16"), "optimizer")
 
-    one, stages, operations = (update(kernels) for kernels in get_args(UpdateKernels))
+    one, stages, operations, partitions = (update(kernels) for kernels in get_args(UpdateKernels))
     norms = asked.profile.gradient_passes * 4.0
     assert stages / one == pytest.approx((48 + norms) / (28 + norms), rel=1e-6)
     assert operations / one == pytest.approx((80 + norms) / (28 + norms), rel=1e-6)
+    assert partitions / one == pytest.approx((68 + norms) / (28 + norms), rel=1e-6)
     assert update("operations", "sgd") == update("one", "sgd")
 
 
