@@ -139,10 +139,14 @@ class Schedule:
 
     def fullest(self) -> Column:
         """The last backward pass with as many in flight as ever; where the embedding is, of those when every weight has a gradient the
-        last one behind a turn of its chunk, which keeps more than others."""
+        last with which a turn of its chunk begins: that chunk keeps more than others, and most of it is in flight then. Where each
+        chunk has one turn, the second of the next chunk, when a chunk more has gradients and little less is in flight: as many as ever
+        are in the second of the last chunk, too."""
         last = self.passes - self.ahead
-        behind_first = last - (self.v - 1) * self.turn
-        return np.where(self.begins & (behind_first > self.turn * (self.v - 1)), behind_first, last)
+        turn_begins = self.passes - self.turn * (self.v + 1)
+        is_later = turn_begins > self.turn * (self.v - 1)
+        is_only = (self.passes == self.turn * self.v) & (last > 0)
+        return np.where(is_only, self.turn + 1, np.where(self.begins & is_later, turn_begins, last))
 
     def first_of_first_chunk(self) -> Column:
         """The first backward pass of the chunk with the embedding."""
