@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, wraps
 from typing import Any
 
@@ -14,7 +14,7 @@ from strategist.facts.profile import BYTES
 from strategist.facts.runs import BREADTH_FIRST
 from strategist.memory.activations import edges_CS, step_inputs_C, tables_C, whole_stream_C
 from strategist.memory.backward import residual_C
-from strategist.memory.instant import NONE, NOWHERE, added
+from strategist.memory.instant import NONE, NOWHERE, Part, Terms, added
 from strategist.memory.layers import (
     BEFORE_ATTENTION,
     EVERY,
@@ -148,10 +148,24 @@ class Step:
 
     def once(self, read: Read, formula: Callable[[Any], Any]) -> Any:
         """What a formula says of the step, worked out once for each sort of candidates that agree in what it reads."""
+        alike = self._alike(read)
+        return formula(self) if alike is None else rows_of(formula(alike[0]), alike[1])
+
+    def parts(self, read: Read, formula: Callable[[Any], Sequence[Terms]]) -> tuple[Part, ...]:
+        """The same of terms at some instants, spread only when an instant's bytes are added up."""
+        alike = self._alike(read)
+        step, place = (self, None) if alike is None else alike
+        return tuple(Part(terms, place) for terms in formula(step))
+
+    def part(self, read: Read, formula: Callable[[Any], Terms]) -> Part:
+        """The same of one set of terms."""
+        return self.parts(read, lambda own: (formula(own),))[0]
+
+    def _alike(self, read: Read) -> tuple[Step, Column] | None:
+        """A step that holds one candidate of each sort, and the place of every candidate's."""
         if read not in self._of_sorts:
             self._of_sorts[read] = self._of_sort(read)
-        alike = self._of_sorts[read]
-        return formula(self) if alike is None else rows_of(formula(alike[0]), alike[1])
+        return self._of_sorts[read]
 
     def unsorted(self) -> Step:
         """The same, every formula asked of all candidates: sooner for a few formulas."""

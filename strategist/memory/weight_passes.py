@@ -234,8 +234,7 @@ def _splits(group: Group) -> Mask:
 
 def only(where: Mask, instants: Iterable[Instant]) -> Iterator[Instant]:
     """The instants where a mask of stages is set, and nothing elsewhere."""
-    for instant in instants:
-        yield replace(instant, terms={name: np.where(where, held, 0.0) for name, held in instant.terms.items()})
+    return (instant.where(where) for instant in instants)
 
 
 def split_end(step: Step, update: Instant) -> Iterator[Instant]:
