@@ -174,17 +174,17 @@ class Ledger:
         return instant, stage
 
     def bytes_at(self, instant: Column, stage: Column) -> Mapping[str, Column]:
-        """Whole bytes of every term at an instant and stage of each candidate, (C,) each."""
+        """Whole bytes of every term at an instant and stage of each candidate, which is the stage's worst, (C,) each."""
         found = {name: np.zeros(len(stage)) for name in MEMORY_TERMS}
         for name, held in self.steady.items():
-            found[name] += held[np.arange(len(stage)), stage]
+            found[name] += entries(held, (np.arange(len(stage)), stage))
         for moving, rows, places in self._places(instant):
             own = stage[rows]
             for terms, at in moving.apart(rows):
                 for name, held in terms.items():
                     found[name][rows] += entries(held, (*places, at, own))
-            total = moving.on(self.held, rows, own)
-            found["slack"][rows] = self.reserved[rows, own] - entries(total, (*places, np.arange(len(rows))))
+        at_most = np.arange(len(stage)), stage
+        found["slack"] += entries(self.reserved, at_most) - entries(self.fullest, at_most)
         found["runtime"] += self.runtime
         return {name: _counted(np.ceil(held)) for name, held in found.items()}
 

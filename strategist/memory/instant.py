@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 import numpy as np
 
-from strategist.columns import rows_of
+from strategist.columns import on_stages_of, rows_of
 from strategist.document.estimate import MOMENTS
 from strategist.records import dataclass
 from strategist.space.candidates import Column, Mask, Reals, total_of
@@ -30,7 +31,7 @@ def added(*parts: Reals) -> Reals:
     return total_of(there) if there else NONE
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Part:
     """What a formula that was asked once for each sort of candidates says of terms: bytes (..., D, S) of the sorts, and the `place` of
     every candidate's sort among these, (C,); None where each candidate was asked."""
@@ -42,10 +43,14 @@ class Part:
         """The same of every candidate."""
         return self.terms if self.place is None else {name: rows_of(held, self.place) for name, held in self.terms.items()}
 
+    @cached_property
+    def together(self) -> Reals:
+        """All terms added up."""
+        return added(*self.terms.values())
+
     def total(self) -> Reals:
-        """All terms together, of every candidate."""
-        every = added(*self.terms.values())
-        return every if self.place is None else rows_of(every, self.place)
+        """The same of every candidate."""
+        return self.together if self.place is None else rows_of(self.together, self.place)
 
     def at(self, rows: Column) -> Column:
         """Where the sorts of some candidates stand."""
@@ -85,12 +90,9 @@ class Instant:
 
     def on(self, beside: Reals, rows: Column, stages: Column) -> Reals:
         """The same of some candidates on a stage of each, (..., N)."""
-
-        def there(terms: Terms, own: Column) -> Iterator[Reals]:
-            return (_on_stages(held, own, stages) for held in terms.values() if held is not NONE)
-
-        parts = (added(*there(part.terms, part.at(rows))) for part in self.parts)
-        return added(beside[rows, stages], *there(self.terms, rows), *parts)
+        own = (held for held in self.terms.values() if held is not NONE)
+        every = ((beside, rows), *((held, rows) for held in own), *((part.together, part.at(rows)) for part in self.parts))
+        return added(*(on_stages_of(held, at, stages) for held, at in every))
 
     def apart(self, rows: Column) -> Iterator[tuple[Terms, Column]]:
         """Terms, and where some candidates stand among those that they are of."""
@@ -102,8 +104,3 @@ class Instant:
         """How many instants lie along each of the axes in front."""
         every = (self.terms, *(part.terms for part in self.parts))
         return np.broadcast_shapes(*(held.shape[:-2] for terms in every for held in terms.values()))
-
-
-def _on_stages(held: Reals, rows: Column, stages: Column) -> Reals:
-    """Entries of bytes (..., C, S), where either axis may be one entry for all, (..., N)."""
-    return np.asarray(held[..., np.minimum(rows, held.shape[-2] - 1), np.minimum(stages, held.shape[-1] - 1)])
