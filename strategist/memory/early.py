@@ -14,6 +14,7 @@ import numpy as np
 
 from strategist.columns import stage_by_stage
 from strategist.memory.situations import NEVER, Schedule, Situation
+from strategist.memory.instant import NONE
 from strategist.memory.step import Step
 from strategist.records import names_of, replace
 from strategist.space.candidates import Column, Mask, Reals
@@ -132,7 +133,7 @@ def early_passes(step: Step, rows: Column) -> tuple[Situation, Situation, Column
     parts = (0, passes.of(slice(count))), (count, passes.of(slice(count, None)))
     numbers = [start + own for start, part in parts for own in _possible(group, part)]
     possible = _chosen(passes, (np.concatenate(numbers), sorts, stages))
-    held, ends = step.among(rows, possible, place).moving, np.cumsum([len(own) for own in numbers])[:-1]
+    held, ends = step.among(rows, possible, place).moving.total(NONE), np.cumsum([len(own) for own in numbers])[:-1]
     most = [own.argmax(axis=0) for own in np.split(held, ends)]
     choices, at = c.sorts((place, *(own[:, stage] for own in most for stage in stages)))
     alike = place[choices][:, None]
@@ -148,22 +149,23 @@ def _possible(group: Group, passes: Situation) -> tuple[Column, Column, Column]:
     """Of passes (K, F, S) the numbers of those that can be first with most of the chunk with the head, that with the embedding, and others,
     (N, F, S): those before which no pass of such a chunk holds as much of everything. Where a rank has fewer the first of them stands for
     the rest, and where it has none the first of all."""
-    amounts: Reals = np.stack(_amounts(group, passes))
     earlier = np.tri(len(passes.others), k=-1, dtype=np.bool_).T[..., None, None]
-    no_less = (amounts[:, :, None] >= amounts[:, None]).all(axis=0) & earlier
+    no_less = earlier & (passes.is_last[:, None] == passes.is_last) & (passes.is_first[:, None] == passes.is_first)
+    for amount in _amounts(group, passes):
+        no_less &= amount[:, None] >= amount
     left = ~no_less.any(axis=0)
     others = ~(passes.is_last | passes.is_first)
     return _numbers(left & passes.is_last), _numbers(left & passes.is_first), _numbers(left & others)
 
 
 def _amounts(group: Group, s: Situation) -> tuple[Reals | Mask, ...]:
-    """What a rank holds the more bytes by the more of it a pass has, as `Step.moving` reads it; twice what must be the same: of which sort of
-    chunk the pass is, and others of that with the head, which may keep less than chunks between."""
+    """What a rank holds the more bytes by the more of it a pass has, as `Step.moving` reads it; twice what must be the same: others of the chunk
+    with the head, which may keep less than chunks between."""
     first, last = group.is_first[None, :], group.is_last[None, :]
-    sort, others_last = s.is_last + 2.0 * s.is_first, s.others_last * last
+    others_last = s.others_last * last
     early_first, early_last = s.early_first * first, s.early_last * last
     return (
-        *(sort, -sort, others_last, -others_last, s.others, s.others_first * first),
+        *(others_last, -others_last, s.others, s.others_first * first),
         *(s.standing, s.first_stands & first, s.last_stands & last, s.reduced, s.last_reduced & last),
         *(s.early - early_first - early_last, early_first, early_last, s.finds_early),
     )

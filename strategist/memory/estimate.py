@@ -134,9 +134,14 @@ class Ledger:
         moments = [instant.moment for instant in self.moving]
         return np.repeat(moments, [prod(instant.axes()) for instant in self.moving])
 
+    @cached_property
+    def allocated(self) -> tuple[Reals, ...]:
+        """What tensors hold at the instants of each of `moving`, (..., C, S)."""
+        return tuple(instant.total(self.held) for instant in self.moving)
+
     def on_stage(self, stage: int) -> Reals:
         """What tensors hold on one of the stages at every instant, (T, C)."""
-        held = (instant.total(self.held)[..., stage] for instant in self.moving)
+        held = (total[..., stage] for total in self.allocated)
         return np.concatenate([part.reshape(-1, part.shape[-1]) for part in held])
 
     @cached_property

@@ -14,7 +14,7 @@ from strategist.facts.profile import BYTES
 from strategist.facts.runs import BREADTH_FIRST
 from strategist.memory.activations import edges_CS, step_inputs_C, tables_C, whole_stream_C
 from strategist.memory.backward import residual_C
-from strategist.memory.instant import NONE, NOWHERE, Part, Terms, added
+from strategist.memory.instant import LAYERS, NONE, NOWHERE, Instant, Part, Terms, added
 from strategist.memory.layers import (
     BEFORE_ATTENTION,
     EVERY,
@@ -380,10 +380,15 @@ class Step:
         return self.in_flight + self.inputs
 
     @property
-    def moving(self) -> Reals:
+    def moving(self) -> Instant:
         """What a rank of a pipeline holds in one pass and not in another: activations of other passes, gradients, and units of other chunks
         that were gathered too early. Of passes with as much, one that finds such a unit holds a byte more."""
-        return self.in_flight + self.earlier + self.held_early + (self.found_early > 0.0)
+
+        def shared(own: Step) -> Terms:
+            return {"gradients": own.earlier, "gather_buffers": own.held_early + (own.found_early > 0.0)}
+
+        work = self.part("work", lambda own: {"activations": own.in_flight})
+        return Instant(LAYERS, {}, parts=(work, self.part("state", shared)))
 
     @once_for("work")
     def activations(self) -> Reals:
