@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from strategist.columns import on_stages, rows_of
+from strategist.columns import entries, on_stages, rows_of
 from strategist.document.estimate import TIME_TERMS
 from strategist.facts.attention import attention_FLOP
 from strategist.facts.hardware import Cluster
@@ -86,12 +86,16 @@ def _step_times(job: Job, candidates: Candidates) -> StepTimes:
     exposed, hidden, again = ({name: np.zeros(size, np.int64) for name in TIME_TERMS} for _ in range(3))
     compute = Compute(job, candidates)
     for group in groups(job, candidates):
+        found: dict[tuple[int, str], Column] = {}
         for place, terms in _group_terms(job, group, compute):
             for name, kinds in terms.items():
-                for whole, seconds in zip((exposed, hidden, again), kinds, strict=True):
-                    if seconds is not NONE:  # added: host has two homes
+                for kind, seconds in enumerate(kinds):
+                    if seconds is not NONE:
                         rounded = counted(seconds * NANO)
-                        whole[name][group.rows] += rounded if place is None else rounded.take(place)
+                        own = rounded if place is None else rounded.take(place)
+                        found[kind, name] = found[kind, name] + own if (kind, name) in found else own  # host has two homes
+        for (kind, name), column in found.items():
+            (exposed, hidden, again)[kind][name][group.rows] = column
     if factors := job.on_parts:
         exposed, hidden, again = (scaled(terms, factors) for terms in (exposed, hidden, again))
     step: Column = total_of(exposed.values())
@@ -385,8 +389,7 @@ def _terms_within(job: Job, found: _Occupied, work: _Work) -> Terms:
     rows = np.arange(len(slowest))
 
     def pick(value: Reals) -> Reals:
-        there = value if value.shape == every.shape else np.broadcast_to(value, every.shape)
-        return there[:, 0] if len(group.stages) == 1 else there[rows, slowest]
+        return entries(value, (rows, slowest))
 
     terms: dict[str, tuple[Reals, Reals, Reals]] = {
         name: (pick(value), NONE, pick(micro * work.again[name]) if name in work.again else NONE)
