@@ -125,7 +125,9 @@ def during_forward(step: Step) -> tuple[Instant, ...]:
 def beginning(step: Step) -> Instant:
     """In a pipeline under ZeRO-3 a backward pass begins with the last layer, behind which the next is gathered, and when only such passes
     are left, with an embedding that is the root unit."""
-    return Instant(LAYERS, {}, parts=(step.part("state", _gathered_at_beginning), step.part("work", _kept_at_beginning)))
+    return Instant(
+        LAYERS, {}, parts=(step.part("state", _gathered_at_beginning), step.part("work", _kept_at_beginning))
+    )
 
 
 def _kept_at_beginning(step: Step) -> Terms:
@@ -216,10 +218,12 @@ def _kept_in_turn(step: Step) -> tuple[Terms, ...]:
     """What is kept before the last layer of the chunk, and before the one before it."""
     given = step.stream * step.last  # what the layer before gave; elsewhere the output of the chunk takes its place
     every = (np.maximum(step.others, step.in_layers - step.kept_by_last(gone) + given) for gone in (1.0, 2.0))
-    return tuple({"activations": kept, "logits": step.logits_before_head, "temporaries": step.previous} for kept in every)
+    return tuple(
+        {"activations": kept, "logits": step.logits_before_head, "temporaries": step.previous} for kept in every
+    )
 
 
-def _gathers_in_turn(step: Step) -> tuple[Terms, Terms]:
+def _gathers_in_turn(step: Step) -> tuple[Terms, ...]:
     """Gradients that stand, and gathered layers in turn, where there are some; beside them a root unit, a head that is there already, and units
     of other chunks. The second time where forward may gather sooner."""
     runs, layers, turn = _runs(step), step.layers_of_chunk, step.compute * step.widest

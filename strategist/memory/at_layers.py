@@ -206,7 +206,9 @@ def _layer_reduced(step: Step) -> Instant:
     gradient that was copied last. In a pipeline it is added to what stands, in the reduce format."""
     behind = step.passed_head
     if step.piped:
-        return Instant(LAYERS, {}, parts=(step.part("state", _layer_accumulated), step.part("work", _kept_behind_layer)))
+        return Instant(
+            LAYERS, {}, parts=(step.part("state", _layer_accumulated), step.part("work", _kept_behind_layer))
+        )
     terms = dict(step.part("work", _kept_behind_layer).of_all())
     gathered = step.gathered(layers=np.where(step.layers_of_chunk > 1, 1, 0), head=False, passed=step.widest)
     bare = step.bare.widest[:, None] / pieces_C(step.group)[:, None]

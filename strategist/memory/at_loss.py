@@ -95,7 +95,10 @@ def during_head(step: Step) -> tuple[Instant, ...]:
     """The head's weight gets its gradient; under autocast it is then cast to the format of the weight."""
     if step.c.chunks_loss:
         return _head_of_chunks(step)
-    made, cast = ({"bucket_buffers": held, "temporaries": step.outside} for held in (added(step.copies, step.head_copy), step.copies))
+    made, cast = (
+        {"bucket_buffers": held, "temporaries": step.outside}
+        for held in (added(step.copies, step.head_copy), step.copies)
+    )
     when_made, when_cast = zip(step.parts("state", gradients_at_head), step.parts("work", _kept_at_head), strict=True)
     return Instant(LOSS, made, parts=when_made), Instant(LAYERS, cast, parts=when_cast)
 
@@ -156,9 +159,7 @@ def head_reduced(step: Step) -> Instant:
 
 def head_accumulated(step: Step) -> Instant:
     """In a pipeline norm and head are not reduced but added to what stands, in the reduce format."""
-    return Instant(
-        LAYERS, {}, parts=(step.part("state", _accumulated_at_head), step.part("work", _kept_behind_head))
-    )
+    return Instant(LAYERS, {}, parts=(step.part("state", _accumulated_at_head), step.part("work", _kept_behind_head)))
 
 
 def _accumulated_at_head(step: Step) -> Terms:

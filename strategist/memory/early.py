@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from strategist.columns import stage_by_stage
-from strategist.memory.situations import NEVER, Schedule, Situation
 from strategist.memory.instant import NONE
+from strategist.memory.situations import NEVER, Schedule, Situation
 from strategist.memory.step import Step
 from strategist.records import names_of, replace
 from strategist.space.candidates import Column, Mask, Reals

@@ -132,7 +132,7 @@ class Ledger:
     def moments(self) -> Column:
         """The moment that every instant belongs to, (T,)."""
         moments = [instant.moment for instant in self.moving]
-        return np.repeat(moments, [prod(instant.axes()) for instant in self.moving])
+        return np.repeat(moments, [prod(instant.axes) for instant in self.moving])
 
     @cached_property
     def allocated(self) -> tuple[Reals, ...]:
@@ -175,7 +175,7 @@ class Ledger:
             if len(own):
                 held = moving.on(self.held, own, stage[own])
                 instant[own] = first + held.reshape(-1, len(own)).argmax(axis=0)
-            first += prod(moving.axes())
+            first += prod(moving.axes)
         return instant, stage
 
     def bytes_at(self, instant: Column, stage: Column) -> Mapping[str, Column]:
@@ -197,7 +197,7 @@ class Ledger:
         """Of `moving` those that are asked for, the rows whose instant is one of theirs, and where along the axes in front it is."""
         first, present = 0, np.flatnonzero(np.bincount(instant)).tolist()
         for moving in self.moving:
-            axes = moving.axes()
+            axes = moving.axes
             size = prod(axes)
             if any(first <= number < first + size for number in present):
                 rows = np.flatnonzero((instant >= first) & (instant < first + size))

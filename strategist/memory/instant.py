@@ -41,7 +41,9 @@ class Part:
 
     def of_all(self) -> Terms:
         """The same of every candidate."""
-        return self.terms if self.place is None else {name: rows_of(held, self.place) for name, held in self.terms.items()}
+        return (
+            self.terms if self.place is None else {name: rows_of(held, self.place) for name, held in self.terms.items()}
+        )
 
     @cached_property
     def together(self) -> Reals:
@@ -57,7 +59,7 @@ class Part:
         return rows if self.place is None else self.place.take(rows)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Instant:
     """Instants of one moment, and bytes by term: (C, S) each, with axes in front along which instants of one sort lie. `is_loss`:
     forward is over and nothing is on its way between ranks. Beside the `terms` are those of some `parts`, spread over the candidates only
@@ -91,7 +93,11 @@ class Instant:
     def on(self, beside: Reals, rows: Column, stages: Column) -> Reals:
         """The same of some candidates on a stage of each, (..., N)."""
         own = (held for held in self.terms.values() if held is not NONE)
-        every = ((beside, rows), *((held, rows) for held in own), *((part.together, part.at(rows)) for part in self.parts))
+        every = (
+            (beside, rows),
+            *((held, rows) for held in own),
+            *((part.together, part.at(rows)) for part in self.parts),
+        )
         return added(*(on_stages_of(held, at, stages) for held, at in every))
 
     def apart(self, rows: Column) -> Iterator[tuple[Terms, Column]]:
@@ -100,6 +106,7 @@ class Instant:
         for part in self.parts:
             yield part.terms, part.at(rows)
 
+    @cached_property
     def axes(self) -> tuple[int, ...]:
         """How many instants lie along each of the axes in front."""
         every = (self.terms, *(part.terms for part in self.parts))

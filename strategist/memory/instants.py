@@ -128,14 +128,14 @@ def _in_chunks(
     every = schedule.at(schedule.first_pass(), schedule.second_of_last_chunk(), *firsts, schedule.fullest())
     holds_early = holds_early_C(group.candidates)
     if not holds_early.any():
-        (heads, bodies), at = _distinct([every.of(slice(2)), every.of(slice(1, None))], at)
-        steps = in_situation(heads, at), in_situation(bodies, at)
-        return *steps, steps[-1]
+        both, at = _distinct([every.of(slice(2)), every.of(slice(1, None))], at)
+        until, behind = (in_situation(passes, at) for passes in both)
+        return until, behind, behind
     from strategist.memory.early import in_company  # rarely asked for
 
     *looked_at, at = in_company(in_situation(every, at), every, at, np.flatnonzero(holds_early))
-    looked_at, at = _distinct(looked_at, at)
-    heads, bodies, forwards = (in_situation(passes, at) for passes in looked_at)
+    three, at = _distinct(looked_at, at)
+    heads, bodies, forwards = (in_situation(passes, at) for passes in three)
     return heads, bodies, forwards
 
 

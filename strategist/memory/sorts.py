@@ -66,13 +66,12 @@ def _has_sorts(job: Job, group: Group) -> bool:
 
 def _sorted(job: Job, group: Group, read: Read, at: Column | None) -> Sorts | None:
     c = group.candidates
+    names = [name for name in c.columns if name not in NOT_READ[read]]
+    others = [*_sharing(job, c, read), *([] if at is None else [at])]
     if read == "state" and (at is not None or group.pp == 1):  # passes tell how many micro-batches matter
-        columns = [column for name, column in c.columns.items() if name not in (*NOT_READ[read], "accumulation")]
-        columns.append(np.minimum(c["accumulation"], MICRO_BATCHES))
-    else:
-        columns = [column for name, column in c.columns.items() if name not in NOT_READ[read]]
-    columns += [] if at is None else [at]
-    return sorts_by(group, (*columns, *_sharing(job, c, read)))
+        names.remove("accumulation")
+        others.append(np.minimum(c["accumulation"], MICRO_BATCHES))
+    return sorts_by(group, (*names, *others))
 
 
 def sorts_of_layers(job: Job, c: Candidates) -> tuple[Column, Column] | None:
@@ -81,7 +80,7 @@ def sorts_of_layers(job: Job, c: Candidates) -> tuple[Column, Column] | None:
     if len(c) == 1 or c.in_threads or job.model.adapters is not None:
         return None
     plain = is_plain_data_parallel(job, c)
-    return c.sorts((*(c[name] for name in INSIDE_LAYERS if name in c.columns), 1 * plain))
+    return c.sorts((*(name for name in INSIDE_LAYERS if name in c.columns), 1 * plain))
 
 
 def _sharing(job: Job, c: Candidates, read: Read) -> tuple[Column, ...]:

@@ -26,7 +26,7 @@ from strategist.memory.logits import gradient_bytes_CS, held_logits_CS, loss_byt
 from strategist.memory.saved import Cut
 from strategist.memory.situations import Situation
 from strategist.memory.step import Step
-from strategist.records import dataclass, replace
+from strategist.records import dataclass
 from strategist.space.candidates import Column, Mask, Reals, total_of
 from strategist.space.shares import Elements, Group, sequence_cut, tokens
 

@@ -243,21 +243,31 @@ class Candidates:
 
     def alike(self, *names: str) -> tuple[Column, Column]:
         """A row of each sort, and every row's sort, where rows that agree in the named columns are of one sort."""
-        return self.sorts([self[name] for name in names])
+        return self.sorts(names)
 
-    def sorts(self, columns: Sequence[Column]) -> tuple[Column, Column]:
-        """The same of some columns, which need not be choices."""
+    def sorts(self, columns: Sequence[Column | str]) -> tuple[Column, Column]:
+        """The same of some columns, which need not be choices, or their names."""
         if not len(self):
             return np.arange(0), np.arange(0)
-        least = [int(column.min()) for column in columns]
-        sizes = [int(column.max()) + 1 - first for column, first in zip(columns, least, strict=True)]
-        if prod(sizes) > np.iinfo(np.int64).max:  # too many to number them: each row is of a sort of its own
+        ranges = [self._range(column) if isinstance(column, str) else _range(column) for column in columns]
+        if (
+            prod(most + 1 - least for least, most in ranges) > np.iinfo(np.int64).max
+        ):  # too many to number them: each row is of its own
             return np.arange(len(self)), np.arange(len(self))
         number = np.zeros(len(self), np.int64)
-        for column, first, size in zip(columns, least, sizes, strict=True):
-            if size > 1:
-                number = number * size + (column - first)
+        for column, (least, most) in zip(columns, ranges, strict=True):
+            if most > least:
+                number *= most + 1 - least
+                number += self[column] if isinstance(column, str) else column
+                number -= least
         return distinct(number)
+
+    def _range(self, name: str) -> tuple[int, int]:
+        """The least and the most of a column, which several sorts ask for."""
+        if ("range", name) not in self.known:
+            self.known["range", name] = _range(self[name])
+        found: tuple[int, int] = self.known["range", name]
+        return found
 
     def row(self, index: int) -> dict[str, int | str]:
         """One layout with its words spelt out."""
@@ -275,6 +285,10 @@ class Candidates:
             self.known[name, words] = reduce(np.logical_or, [column == code(name, word) for word in words])
         hit: Mask = self.known[name, words]
         return hit
+
+
+def _range(column: Column) -> tuple[int, int]:
+    return int(column.min()), int(column.max())
 
 
 def deepest(columns: Mapping[str, Any]) -> Any:

@@ -223,7 +223,9 @@ def _mesh_groups(limits: Limits) -> Iterator[Part]:
         home, alone = _home(mesh), replicate * cp * ep == 1
         key = pp, replicate * shard, cp > 1, tp > 1, home, home and alone, max(mesh[8:], default=1) > 1
         groups.setdefault(key, []).append(mesh)
-    schedules = cache(partial(_schedules, limits))  # of a few numbers of stages and of micro-batches, which most groups have
+    schedules = cache(
+        partial(_schedules, limits)
+    )  # of a few numbers of stages and of micro-batches, which most groups have
     for members in groups.values():
         yield members, _options(limits, members[0], schedules)
 

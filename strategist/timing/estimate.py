@@ -83,7 +83,8 @@ def _of_the_last(every: Sequence[StepTimes]) -> StepTimes:
 def _step_times(job: Job, candidates: Candidates) -> StepTimes:
     """The same where all nodes are alike, or those of one kind set the pace."""
     size = len(candidates)
-    exposed, hidden, again = ({name: np.zeros(size, np.int64) for name in TIME_TERMS} for _ in range(3))
+    nothing = np.zeros(size, np.int64)
+    exposed, hidden, again = (dict.fromkeys(TIME_TERMS, nothing) for _ in range(3))
     compute = Compute(job, candidates)
     for group in groups(job, candidates):
         found: dict[tuple[int, str], Column] = {}
@@ -93,12 +94,17 @@ def _step_times(job: Job, candidates: Candidates) -> StepTimes:
                     if seconds is not NONE:
                         rounded = counted(seconds * NANO)
                         own = rounded if place is None else rounded.take(place)
-                        found[kind, name] = found[kind, name] + own if (kind, name) in found else own  # host has two homes
+                        found[kind, name] = (
+                            found[kind, name] + own if (kind, name) in found else own
+                        )  # host has two homes
         for (kind, name), column in found.items():
-            (exposed, hidden, again)[kind][name][group.rows] = column
+            whole = (exposed, hidden, again)[kind]
+            if whole[name] is nothing:
+                whole[name] = np.zeros(size, np.int64)
+            whole[name][group.rows] = column
     if factors := job.on_parts:
         exposed, hidden, again = (scaled(terms, factors) for terms in (exposed, hidden, again))
-    step: Column = total_of(exposed.values())
+    step: Column = nothing + total_of(column for column in exposed.values() if column is not nothing)
     return StepTimes(exposed, hidden, again, step)
 
 
@@ -384,7 +390,7 @@ def _within_and_between(job: Job, group: Group, counts: Elements, alike: Sorts |
 
 def _terms_within(job: Job, found: _Occupied, work: _Work) -> Terms:
     """Terms of computing, of traffic within a replica and of waiting."""
-    group, every, micro = found.group, found.every, found.micro
+    every, micro = found.every, found.micro
     slowest = every.argmax(axis=1)
     rows = np.arange(len(slowest))
 
