@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -70,6 +70,18 @@ def on_stages_of(values: Any, rows: Column, stages: Column) -> Any:
     at = stages * count if stage_count > 1 else 0
     at = at + (rows if count > 1 else 0)
     return values.swapaxes(-1, -2).reshape(*values.shape[:-2], -1).take(at, axis=-1)
+
+
+def place_of_most(every: Iterable[Any]) -> Any:
+    """Which of some arrays of one shape holds the most, the first of equals, at each entry: numpy's `argmax` turns them around first."""
+    most, place = None, None
+    for number, values in enumerate(every):
+        if most is None:
+            most, place = values.copy(order="K"), np.zeros_like(values, np.int16)
+        else:
+            np.maximum(place, (values > most) * np.int16(number), out=place)
+            np.maximum(most, values, out=most)
+    return place
 
 
 def rows_of(values: Any, rows: Column) -> Any:

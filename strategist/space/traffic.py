@@ -390,18 +390,17 @@ def terms_of_a_step_CS(job: Job, group: Group) -> Reals:
 
 def _held_whole(shape: ModelShape, group: Group) -> Iterator[tuple[int, Any]]:
     """Elements of one of these weights, and how many a stage has of it, each (C, S) or broadcast to it."""
-    sequence = (group.candidates["sequence_parallel"] > 0)[:, None]
+    sequence = group.candidates["sequence_parallel"] > 0
     routed = np.array([kind.ffn == "moe" for kind in kinds(shape)])
-    all_layers = group.layers_S[None, :]
-    moe_layers = (group.layers_SK * routed).sum(axis=1)[None, :]
+    all_layers, moe_layers = group.layers_S, (group.layers_SK * routed).sum(axis=1)
     norm = norm_size(shape, 1)
     biases = all_layers * shape.o_bias + (all_layers - moe_layers) * shape.mlp_bias
     gates = moe_layers * bool(shape.moe and shape.moe.shared_ffn and shape.moe.shared_gate)
     rows: tuple[tuple[int, Any], ...] = (
-        (shape.hidden, sequence * (norm * (2 * all_layers + group.is_last) + biases) + gates),
-        (shape.hidden * shape.pos_rows * (shape.pos == "learned"), on_stages(sequence[:, 0], group.is_first)),
-        (shape.hidden * (shape.moe.experts if shape.moe else 0), moe_layers),
-        (shape.head_dim, 2 * all_layers * (shape.qk_norm == "head")),
+        (shape.hidden, on_stages(sequence, norm * (2 * all_layers + group.is_last) + biases) + gates),
+        (shape.hidden * shape.pos_rows * (shape.pos == "learned"), on_stages(sequence, group.is_first)),
+        (shape.hidden * (shape.moe.experts if shape.moe else 0), moe_layers[None, :]),
+        (shape.head_dim, 2 * all_layers[None, :] * (shape.qk_norm == "head")),
     )
     yield from ((elements, count) for elements, count in rows if elements and np.any(count))
 
@@ -478,12 +477,12 @@ def _pipeline(job: Job, group: Group) -> Iterator[Traffic]:
 
 def _tied_ends(job: Job, group: Group) -> tuple[Traffic, ...]:
     """The first and the last stage of a pipeline exchange the gradients of a matrix that both hold."""
-    if group.pp == 1:
+    if group.pp == 1 or not job.model.tied:
         return ()
     c = group.candidates
     shards = np.where(c["zero"] >= 2, state_shards(c), 1)
     table = vocabulary_elements(job.model, c["tp"], shards) * BYTES[job.formats.parameter] * job.trainable
-    tied = (group.is_first * 1.0 + group.is_last) * float(job.model.tied and job.model.vocab > 0)
+    tied = (group.is_first * 1.0 + group.is_last) * float(job.model.vocab > 0)
     return (Traffic("pp", "send", _per_stage(group, table), _alike(group, tied), "pp", "nothing"),)
 
 
