@@ -236,9 +236,10 @@ class Candidates:
         """The first row of every run of neighbours that differ in one column at most, and the number of each row's run."""
         begins = np.zeros(len(self), dtype=np.bool_)
         begins[:1] = True
-        for name, column in self.columns.items():
-            if name != ignored:
-                begins[1:] |= column[1:] != column[:-1]
+        told = (ignored, *((*MESH_COLUMNS, "zero") if "mesh" in self.columns else ()))
+        for name in (name for name in self.columns if name not in told):
+            column = self[name]
+            begins[1:] |= column[1:] != column[:-1]
         return np.flatnonzero(begins), begins.cumsum() - 1
 
     def alike(self, *names: str) -> tuple[Column, Column]:

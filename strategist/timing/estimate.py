@@ -468,7 +468,7 @@ def _with_seconds(network: Cluster, group: Group, items: Iterable[Traffic]) -> S
     return [
         _Sent(item, _seconds_CS(network, group, item), leaving(network, item.place, group.every_mesh).take(at)[:, None])
         for item in items
-        if item.place != "server"
+        if item.place != "server" and item.count_CS.any()
     ]
 
 
