@@ -67,8 +67,11 @@ def entries(values: Any, at: tuple[Any, ...]) -> Any:
 def on_stages_of(values: Any, rows: Column, stages: Column) -> Any:
     """Entries of an array (..., C, S), where either axis may be one entry for all, on a stage of each of some candidates, (..., N)."""
     count, stage_count = values.shape[-2:]
-    at = stages * count if stage_count > 1 else 0
-    at = at + (rows if count > 1 else 0)
+    at = np.zeros(1, np.int64)
+    if stage_count > 1:
+        at = stages * count
+    if count > 1:
+        at = at + rows
     return values.swapaxes(-1, -2).reshape(*values.shape[:-2], -1).take(at, axis=-1)
 
 
