@@ -193,11 +193,13 @@ class Step:
         return self._of(part_of(self.group, rows), rows, situation, at)
 
     def _of(self, group: Group, rows: Column, situation: Situation, at: Column) -> Step:
-        """Passes of some candidates, which are a group; what is the same in all passes is taken from the others once."""
-        if "shared" not in group.known:
+        """Passes of some candidates, which are a group; what is the same in all passes is taken from the others once, and kept beside these: with
+        the group itself it would be a circle, whose memory nobody gives back soon."""
+        key = "shared", id(group)
+        if key not in self.group.known:
             resting = rows_of(self.at_rest, rows), rows_of(self.settled, rows)
-            group.known["shared"] = self.bare.of(rows), Layers(self.job, group), *resting
-        bare, layers, at_rest, settled = group.known["shared"]
+            self.group.known[key] = self.bare.of(rows), Layers(self.job, group), *resting
+        bare, layers, at_rest, settled = self.group.known[key]
         return type(self)(self.job, group, bare, layers, at_rest, settled, situation, at)
 
     @cached_property
