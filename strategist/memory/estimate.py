@@ -56,14 +56,19 @@ def _peaks(job: Job, candidates: Candidates) -> Peaks:
     terms = {name: np.zeros(size, np.int64) for name in MEMORY_TERMS}
     stage, moment, host, last = (np.zeros(size, np.int64) for _ in range(4))
     for group in groups(job, candidates):
-        table = ledger(job, group)
-        worst, worst_stage = table.worst()
-        for name, held in table.bytes_at(worst, worst_stage).items():
-            terms[name][group.rows] = held
-        moment[group.rows] = table.moments[worst]
-        stage[group.rows], host[group.rows] = group.stages[worst_stage], table.host
-        last[group.rows] = _counted(table.fullest[:, -1])
+        held, *others = _at_worst(job, group)
+        for column, own in zip((*terms.values(), stage, moment, host, last), (*held.values(), *others), strict=True):
+            column[group.rows] = own
     return Peaks(terms, total_of(terms.values()), stage, moment, host, last)
+
+
+def _at_worst(job: Job, group: Group) -> tuple[Mapping[str, Column], Column, Column, Column, Column]:
+    """The peaks of a group, as `Peaks` has them: bytes by term, stage, moment, host bytes, and what the last stage holds. Its ledger's
+    memory is the next one's."""
+    table = ledger(job, group)
+    worst, stage = table.worst()
+    last = _counted(table.fullest[:, -1])
+    return table.bytes_at(worst, stage), group.stages[stage], table.moments[worst], table.host, last
 
 
 MOST_BYTES = 2.0**57
@@ -107,10 +112,14 @@ def _floors(job: Job, candidates: Candidates) -> Floors:
     least = candidates.where(looked_at).without(UNREAD)
     device, host = (np.zeros(len(looked_at), np.int64) for _ in range(2))
     for group in groups(job, least):
-        table = ledger(job, group, at_loss=True)
-        device[group.rows] = _counted(np.floor(table.reserved.max(axis=1) + table.runtime))
-        host[group.rows] = table.host
+        device[group.rows], host[group.rows] = _at_loss(job, group)
     return Floors(device[run], host[run])
+
+
+def _at_loss(job: Job, group: Group) -> tuple[Column, Column]:
+    """The bounds of a group, device and host bytes."""
+    table = ledger(job, group, at_loss=True)
+    return _counted(np.floor(table.reserved.max(axis=1) + table.runtime)), table.host
 
 
 @dataclass(frozen=True, eq=False)
