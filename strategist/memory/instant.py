@@ -19,8 +19,8 @@ LOSS, LAYERS, END, UPDATE = range(len(MOMENTS))
 
 
 NONE: Reals = np.zeros(())
-NEVER = -np.inf
-"""Bytes where there is no such instant: less than at any other."""
+NEVER = -(2.0**60)
+"""Bytes where there is no such instant: less than at any other, and a number that can be counted."""
 NOWHERE: Mask = np.zeros((), np.bool_)
 """No bytes, or no candidate: a part that no candidate of a group has is not worked out."""
 
