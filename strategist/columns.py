@@ -77,13 +77,12 @@ def on_stages_of(values: Any, rows: Column, stages: Column) -> Any:
 
 def place_of_most(every: Iterable[Any]) -> Any:
     """Which of some arrays of one shape holds the most, the first of equals, at each entry: numpy's `argmax` turns them around first."""
-    most, place = None, None
-    for number, values in enumerate(every):
-        if most is None:
-            most, place = values.copy(order="K"), np.zeros_like(values, np.int16)
-        else:
-            np.maximum(place, (values > most) * np.int16(number), out=place)
-            np.maximum(most, values, out=most)
+    others = iter(every)
+    most = next(others).copy(order="K")
+    place = np.zeros_like(most, np.int16)
+    for number, values in enumerate(others, start=1):
+        np.maximum(place, (values > most) * np.int16(number), out=place)
+        np.maximum(most, values, out=most)
     return place
 
 
