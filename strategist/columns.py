@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import reduce, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,17 +73,6 @@ def on_stages_of(values: Any, rows: Column, stages: Column) -> Any:
     if count > 1:
         at = at + rows
     return values.swapaxes(-1, -2).reshape(*values.shape[:-2], -1).take(at, axis=-1)
-
-
-def place_of_most(every: Iterable[Any]) -> Any:
-    """Which of some arrays of one shape holds the most, the first of equals, at each entry: numpy's `argmax` turns them around first."""
-    others = iter(every)
-    most = next(others).copy(order="K")
-    place = np.zeros_like(most, np.int16)
-    for number, values in enumerate(others, start=1):
-        np.maximum(place, (values > most) * np.int16(number), out=place)
-        np.maximum(most, values, out=most)
-    return place
 
 
 def rows_of(values: Any, rows: Column) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from strategist.memory.at_loss import gradients_at_head
-from strategist.memory.instant import LAYERS, LOSS, NEVER, NONE, Instant, Terms, added
+from strategist.memory.instant import LAYERS, LOSS, NEVER, NONE, Instant, Part, Terms, added
 from strategist.memory.step import Step
 from strategist.space.candidates import Mask, Reals
 
@@ -114,12 +114,15 @@ def during_forward(step: Step) -> tuple[Instant, ...]:
     the last layer, whoever gathers, or the head beside it."""
     table, first, inside, _ = step.parts("state", _gathered_in_forward)
     with_table, ended, made = step.parts("work", _made_in_forward)
-    return (
-        Instant(LOSS, {}, parts=(table, with_table)),
-        Instant(LOSS, {}, parts=(first, ended)),
-        *_gathered_in_turn(step),
-        Instant(LOSS, {}, parts=(inside, made)),
-    )
+    embedded = _where_there(((table, with_table), (first, ended)))
+    return *embedded, *_gathered_in_turn(step), Instant(LOSS, {}, parts=(inside, made))
+
+
+def _where_there(every: Iterable[tuple[Part, Part]]) -> Iterator[Instant]:
+    """Instants of forward that some candidate has, by what is gathered at them and what is kept."""
+    for gathered, kept in every:
+        if gathered.terms["gather_buffers"].max() > NEVER:
+            yield Instant(LOSS, {}, parts=(gathered, kept))
 
 
 def beginning(step: Step) -> Instant:
@@ -210,8 +213,7 @@ def _made_in_forward(step: Step) -> tuple[Terms, Terms, Terms]:
 def _gathered_in_turn(step: Step) -> Iterator[Instant]:
     """In a pipeline forward gathers a layer whose predecessor's first buffer is still there: the last one, or the one before it
     as long as the last one's buffer is there too, which an earlier backward pass has gathered."""
-    both = zip(step.parts("state", _gathers_in_turn), step.parts("work", _kept_in_turn), strict=True)
-    return (Instant(LOSS, {}, parts=own) for own in both)
+    return _where_there(zip(step.parts("state", _gathers_in_turn), step.parts("work", _kept_in_turn), strict=True))
 
 
 def _kept_in_turn(step: Step) -> tuple[Terms, ...]:

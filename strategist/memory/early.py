@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from strategist.columns import place_of_most, stage_by_stage
+from strategist.columns import stage_by_stage
 from strategist.memory.instant import NONE
 from strategist.memory.situations import NEVER, Schedule, Situation
 from strategist.memory.step import Step
@@ -134,7 +134,7 @@ def early_passes(step: Step, rows: Column) -> tuple[Situation, Situation, Column
     numbers = [start + own for start, part in parts for own in _possible(group, part)]
     possible = _chosen(passes, (np.concatenate(numbers), sorts, stages))
     held, ends = step.among(rows, possible, place).moving.total(NONE), np.cumsum([len(own) for own in numbers])[:-1]
-    most = [place_of_most(own) for own in np.split(held, ends)]
+    most = [own.argmax(axis=0) for own in np.split(held, ends)]
     choices, at = c.sorts((place, *(own[:, stage] for own in most for stage in stages)))
     alike = place[choices][:, None]
     last, first, between, *forward = (

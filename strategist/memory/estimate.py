@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from strategist.columns import entries, on_stages, place_of_most
+from strategist.columns import entries, on_stages
 from strategist.document.estimate import MEMORY_TERMS
 from strategist.facts.job import Job
 from strategist.memory.activations import receive_buffers_CS
@@ -177,13 +177,13 @@ class Ledger:
         """(instant, stage) of the stage that reserves most and its largest total, the first of equals, each (C,)."""
         stage = self.reserved.argmax(axis=1)
         entry = stage * len(stage) + np.arange(len(stage))  # where stages lie one behind the other
-        kind = place_of_most(most.ravel("F").take(entry) for most in self._most)
+        kind = np.stack([most.ravel("F").take(entry) for most in self._most]).argmax(axis=0)
         instant, first = np.zeros_like(stage), 0
         for place, moving in enumerate(self.moving):
             own = np.flatnonzero(kind == place)
             if len(own):
                 held = moving.on(self.held, own, stage[own])
-                instant[own] = first + place_of_most(held.reshape(-1, len(own)))
+                instant[own] = first + held.reshape(-1, len(own)).argmax(axis=0)
             first += prod(moving.axes)
         return instant, stage
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from strategist.columns import entries, on_stages, rows_of
+from strategist.columns import on_stages, rows_of
 from strategist.document.estimate import TIME_TERMS
 from strategist.facts.attention import attention_FLOP
 from strategist.facts.hardware import Cluster
@@ -392,10 +392,11 @@ def _terms_within(job: Job, found: _Occupied, work: _Work) -> Terms:
     """Terms of computing, of traffic within a replica and of waiting."""
     every, micro = found.every, found.micro
     slowest = every.argmax(axis=1)
-    rows = np.arange(len(slowest))
+    entry = slowest * len(slowest) + np.arange(len(slowest))  # where stages lie one behind the other
 
     def pick(value: Reals) -> Reals:
-        return entries(value, (rows, slowest))
+        there = value if value.shape == every.shape else np.broadcast_to(value, every.shape)
+        return _entries_of(there, entry)
 
     terms: dict[str, tuple[Reals, Reals, Reals]] = {
         name: (pick(value), NONE, pick(micro * work.again[name]) if name in work.again else NONE)
