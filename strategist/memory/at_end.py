@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from strategist.columns import on_stages
-from strategist.memory.instant import END, NONE, UPDATE, Instant, added
+from strategist.memory.instant import END, NONE, UPDATE, Instant, Terms, added
 from strategist.memory.logits import held_logits_CS
 from strategist.memory.model_states import decoded_bytes, shards_state, turning_bytes_CS
 from strategist.memory.step import Step
@@ -85,21 +85,20 @@ def _table(step: Step) -> Reals:
 
 def end_of_pass(step: Step) -> tuple[Instant, Instant]:
     """In a pipeline: the embedding's gradient; it is cast to the reduce format, and other passes are in flight."""
-    made, cast, gathered, before = step.of_state(_gradients_at_end)
-    common = {
-        "activations": step.of_work(lambda own: own.others + own.stream * own.first),
-        "logits": step.held_logits,
-        "gather_buffers": gathered,
-    }
-    whole = step.of_work(lambda own: own.whole_stream * own.first)
-    return (
-        Instant(END, common | {"gradients": made, "temporaries": added(before, whole, step.previous, step.late)}),
-        Instant(END, common | {"gradients": cast, "temporaries": added(before, step.previous, step.late)}),
-    )
+    made, cast = zip(step.parts("state", _gradients_at_end), step.parts("work", _kept_at_end), strict=True)
+    return Instant(END, {}, parts=made), Instant(END, {}, parts=cast)
 
 
-def _gradients_at_end(step: Step) -> tuple[Reals, Reals, Reals, Reals]:
-    """In a pipeline: gradients when the embedding's is made and when it is cast, gathered weights, and the one that is cast."""
+def _kept_at_end(step: Step) -> tuple[Terms, Terms]:
+    """What is kept, and the gradient of the embedding's output as long as it is needed."""
+    kept = {"activations": step.others + step.stream * step.first, "logits": step.held_logits}
+    waits = step.whole_stream * step.first, NONE
+    made, cast = (kept | {"temporaries": added(gradient, step.previous)} for gradient in waits)
+    return made, cast
+
+
+def _gradients_at_end(step: Step) -> tuple[Terms, Terms]:
+    """In a pipeline: gradients when the embedding's is made and when it is cast, gathered weights, and what is cast."""
     tables = np.where(step.at_once, _table(step), step.before)  # the positions' gradient joined what stands before
     before = step.trained * np.where(step.managed, step.compute, step.stored) * tables
     direct = ~step.stands & (~step.managed | (step.compute == step.reduce))
@@ -108,12 +107,12 @@ def _gradients_at_end(step: Step) -> tuple[Reals, Reals, Reals, Reals]:
     )
     inside = step.fresh(step.counts.layers / step.chunks + step.passed_head)
     cast = step.fresh(step.counts.layers / step.chunks + step.behind + _table(step))
-    return (
-        step.earlier + np.where(direct, step.fresh(_of_pass(step)), inside),
-        step.earlier + cast,
-        step.gathered(layers=0, head=False) + (-step.not_again if step.job.model.tied else early),
-        np.where(direct, 0.0, before),
-    )
+    both = {
+        "gather_buffers": step.gathered(layers=0, head=False) + (-step.not_again if step.job.model.tied else early),
+        "temporaries": added(np.where(direct, 0.0, before), step.late),
+    }
+    made = step.earlier + np.where(direct, step.fresh(_of_pass(step)), inside)
+    return both | {"gradients": made}, both | {"gradients": step.earlier + cast}
 
 
 def _of_pass(step: Step) -> Reals:
@@ -124,10 +123,8 @@ def _of_pass(step: Step) -> Reals:
 def during_reductions(step: Step) -> Iterator[Instant]:
     """In a pipeline, when all is computed: the units of the last chunk are reduced one after the other, first to last; each is
     copied once, and its last gradient, which may be all of it, is there until the result is."""
-    activations, logits = step.of_work(_kept_in_reduction)
-    for gradients, gathered in step.of_state(_units_reduced):
-        held = {"gradients": gradients, "activations": activations, "logits": logits, "gather_buffers": gathered}
-        yield Instant(END, held)
+    kept = step.part("work", _kept_in_reduction)
+    return (Instant(END, {}, parts=(unit, kept)) for unit in step.parts("state", _units_reduced))
 
 
 def _lets_go(step: Step) -> Mask:
@@ -135,14 +132,15 @@ def _lets_go(step: Step) -> Mask:
     return np.asarray((step.chunks > 1) | step.c.is_word("schedule", "zb_h1")[:, None], np.bool_)
 
 
-def _kept_in_reduction(step: Step) -> tuple[Reals, Reals]:
+def _kept_in_reduction(step: Step) -> Terms:
     """The step's inputs and what a stage sent last; logits."""
     let_go = _lets_go(step)
     held = on_stages(np.where(let_go, 0.0, step.stream)[:, 0], ~step.group.is_last)  # of the last forward pass
-    return step.inputs + held, np.where(let_go, 0.0, held_logits_CS(step.job, step.group))
+    logits = np.where(let_go, 0.0, held_logits_CS(step.job, step.group))
+    return {"activations": step.inputs + held, "logits": logits}
 
 
-def _units_reduced(step: Step) -> tuple[tuple[Reals, Reals], ...]:
+def _units_reduced(step: Step) -> list[Terms]:
     """Gradients, and a unit's copy beside the weights that are still gathered, of one unit after the other."""
     counts = step.counts
     own = counts.layers / step.chunks
@@ -159,15 +157,16 @@ def _units_reduced(step: Step) -> tuple[tuple[Reals, Reals], ...]:
         *apart,
         (behind, behind, True),
     )
-    found = []
+    found: list[Terms] = []
     for unit, passed, alone in units:
         left = counts.whole - done
         made = out * unit if alone else 0.0
         copied, gathered = step.trained * step.reduce * unit, np.where(step.reshards, 0.0, left - unit)
         gradients = step.at_rest * (left / whole) + step.settled * (done / whole) + made
-        found.append((gradients, np.where(step.managed, copied + step.compute * gathered, 0.0)))
+        held = np.where(step.managed, copied + step.compute * gathered, 0.0)
+        found.append({"gradients": gradients, "gather_buffers": held})
         done = done + passed
-    return tuple(found)
+    return found
 
 
 def updating(step: Step) -> Instant:

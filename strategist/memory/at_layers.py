@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from strategist.memory.instant import LAYERS, NONE, NOWHERE, Instant, added
+from strategist.memory.instant import LAYERS, NONE, NOWHERE, Instant, Terms, added
 from strategist.memory.layers import LayerInstants
 from strategist.memory.step import Step
 from strategist.space.candidates import Column, Mask, Reals
@@ -59,6 +59,8 @@ def _numbers(*numbers: int) -> Column:
 
 def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
     """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
+    if step.piped and not (step.has_apart or step.at_once.any()):
+        return _in_layer_of_unit(step, number, worst)
     found = step.once("layer", lambda own: _worst_at(own, number, worst))
     activations, whole, made, gone, waits, partial, joins, sooner, joined, every = found
     passed = step.of_state(lambda own: _passed_before(own, number, made, gone, sooner))
@@ -91,6 +93,21 @@ def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
         again = np.maximum(0.0, again - np.where(again > 0, copies, 0.0))
         terms["temporaries"] = terms["temporaries"] + again
     return Instant(LAYERS, terms)
+
+
+def _in_layer_of_unit(step: Step, number: Column, worst: WorstOf) -> Instant:
+    """The same in a pipeline where a layer's gradients join what stands together, when they are whole."""
+
+    def kept(own: Step) -> Terms:
+        activations, *_, waits, partial, joins, _, _, _ = _worst_at(own, number, worst)
+        waits = added(waits, partial, joins)
+        return {"activations": activations, "logits": own.held_logits, "temporaries": waits}
+
+    def shared(own: Step) -> Terms:
+        *_, gathered, _, gradients = _passed_before(own, number, NONE, NONE, NOWHERE)
+        return {"gradients": gradients, "gather_buffers": gathered, "temporaries": own.late}
+
+    return Instant(LAYERS, {}, parts=(step.part("state", shared), step.part("layer", kept)))
 
 
 def _layers_before(step: Step, number: Column) -> tuple[Reals, Reals, Reals]:
@@ -188,15 +205,11 @@ def _layer_reduced(step: Step) -> Instant:
     """A layer is reduced while the next one is gathered, if there is one: its gradients and their copy, then the copy, what comes out and the
     gradient that was copied last. In a pipeline it is added to what stands, in the reduce format."""
     behind = step.passed_head
-    terms = {
-        "activations": step.of_work(lambda own: np.maximum(own.inputs, own.in_layers - own.layers.largest)),
-        "logits": step.held_logits,
-    }
     if step.piped:
-        gradients, gathered, adds = step.of_state(_layer_accumulated)
-        waits = step.of_work(lambda own: own.stream + own.previous)
-        held = {"gradients": gradients, "gather_buffers": gathered, "temporaries": added(waits, step.late, adds)}
-        return Instant(LAYERS, terms | held)
+        return Instant(
+            LAYERS, {}, parts=(step.part("state", _layer_accumulated), step.part("work", _kept_behind_layer))
+        )
+    terms = dict(step.part("work", _kept_behind_layer).of_all())
     gathered = step.gathered(layers=np.where(step.layers_of_chunk > 1, 1, 0), head=False, passed=step.widest)
     bare = step.bare.widest[:, None] / pieces_C(step.group)[:, None]
     unit, above, routed, passed = step.dense, step.routed, step.routed, step.widest
@@ -221,9 +234,18 @@ def _layer_reduced(step: Step) -> Instant:
         | {
             "gradients": added(step.earlier, step.fresh(before + done, routed), step.taking_over(done)),
             "gather_buffers": added(gathered, reduced, step.output(done), step.waiting),
-            "temporaries": added(step.stream, step.retained(behind + passed)),
+            "temporaries": added(terms["temporaries"], step.retained(behind + passed)),
         },
     )
+
+
+def _kept_behind_layer(step: Step) -> Terms:
+    """What is kept when the last layer is through, and the gradient that it gives."""
+    return {
+        "activations": np.maximum(step.inputs, step.in_layers - step.layers.largest),
+        "logits": step.held_logits,
+        "temporaries": added(step.stream, step.previous),
+    }
 
 
 def _first_gathered(step: Step) -> Instant:
@@ -265,9 +287,12 @@ def _reduced_in_turn(step: Step) -> tuple[Reals, ...]:
     )
 
 
-def _layer_accumulated(step: Step) -> tuple[Reals, Reals, Reals]:
+def _layer_accumulated(step: Step) -> Terms:
     """In a pipeline when a layer is added to what stands: gradients, gathered weights, and what is added."""
     last = np.where(step.stands, step.dense, step.layers.last_matrix)  # casts go one by one
     adds = np.where(step.at_once, 0.0, step.trained * step.compute * last)
-    made = step.fresh(step.passed_head + step.widest)
-    return step.earlier + made, step.gathered(layers=1, head=False, passed=step.widest), adds
+    return {
+        "gradients": step.earlier + step.fresh(step.passed_head + step.widest),
+        "gather_buffers": step.gathered(layers=1, head=False, passed=step.widest),
+        "temporaries": added(adds, step.late),
+    }

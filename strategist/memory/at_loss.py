@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from strategist.memory.instant import LAYERS, LOSS, NONE, Instant, added
+from strategist.memory.instant import LAYERS, LOSS, NONE, Instant, Terms, added
 from strategist.memory.logits import forward_bytes_CS, forward_holds_less, held_logits_CS, loss_bytes_CS
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
 from strategist.memory.step import Step
@@ -16,29 +16,30 @@ def during_loss(step: Step) -> tuple[Instant, ...]:
     holds more. Then its own backward: log-probabilities, their gradient, and the gradient of the logits."""
     if step.c.chunks_loss:
         return (_loss_in_chunks(step),)
-    both = {
-        "gradients": step.earlier,
-        "activations": step.activations,
-        "gather_buffers": step.gathered_at_loss,
-        "bucket_buffers": added(step.copies, step.head_copy),
-    }
-    waits = added(step.previous, step.outside)
-    softmax = Instant(LOSS, both | {"logits": step.of_work(_logits_of_softmax), "temporaries": waits}, is_loss=True)
+    both = {"bucket_buffers": added(step.copies, step.head_copy), "temporaries": step.outside}
+    state, softmax = step.part("state", _shared_at_loss), step.part("work", _kept_in_softmax)
+    backward = Instant(LOSS, both, is_loss=True, parts=(state, softmax))
     if step.cached is NONE and forward_holds_less(step.job, step.group):
-        return (softmax,)
-    forward = both | {"logits": step.of_work(_logits_of_forward), "temporaries": added(waits, step.cached)}
-    return Instant(LOSS, forward, is_loss=True), softmax
+        return (backward,)
+    terms, kept = both | {"temporaries": added(step.outside, step.cached)}, step.part("work", _kept_at_loss)
+    return Instant(LOSS, terms, is_loss=True, parts=(state, kept)), backward
 
 
-def _logits_of_forward(step: Step) -> Reals:
-    """Tensors of the vocabulary at the loss."""
+def _shared_at_loss(step: Step) -> Terms:
+    """Gradients that stand, and gathered weights."""
+    return {"gradients": step.earlier, "gather_buffers": step.gathered_at_loss}
+
+
+def _kept_at_loss(step: Step) -> Terms:
+    """Activations and tensors of the vocabulary."""
     new = step.last * (forward_bytes_CS(step.job, step.group) - held_logits_CS(step.job, step.group))
-    return added(new, step.held_logits)
+    return {"activations": step.activations, "logits": added(new, step.held_logits), "temporaries": step.previous}
 
 
-def _logits_of_softmax(step: Step) -> Reals:
-    """The same in its own backward."""
-    return added(step.last * loss_bytes_CS(step.job, step.group), step.held_logits)
+def _kept_in_softmax(step: Step) -> Terms:
+    """The same in the loss's own backward."""
+    logits = added(step.last * loss_bytes_CS(step.job, step.group), step.held_logits)
+    return {"activations": step.activations, "logits": logits, "temporaries": step.previous}
 
 
 def _loss_in_chunks(step: Step) -> Instant:
@@ -94,39 +95,17 @@ def during_head(step: Step) -> tuple[Instant, ...]:
     """The head's weight gets its gradient; under autocast it is then cast to the format of the weight."""
     if step.c.chunks_loss:
         return _head_of_chunks(step)
-    stood, with_own, becomes, casting, gathered, later = step.of_state(gradients_at_head)
-    given, left, logits = step.of_work(_kept_at_head)
-    before = added(step.outside, given)
-    made = {
-        "gradients": stood,
-        "activations": step.activations,
-        "logits": logits,
-        "gather_buffers": gathered,
-        "bucket_buffers": added(step.copies, step.head_copy),
-        "temporaries": before + becomes,
-    }
-    cast = {
-        "gradients": with_own,
-        "activations": left,
-        "logits": step.held_logits,
-        "gather_buffers": later,
-        "bucket_buffers": step.copies,
-        "temporaries": added(before, casting),
-    }
-    if (
-        step.job.model.adapters is not None
-    ):  # nothing is cast: the norm works backward beside a head that is still gathered
-        cast |= {
-            "activations": step.activations,
-            "gather_buffers": step.gathered(layers=1, head=True),
-            "temporaries": before + step.last * step.stream,
-        }
-    return Instant(LOSS, made), Instant(LAYERS, cast)
+    made, cast = (
+        {"bucket_buffers": held, "temporaries": step.outside}
+        for held in (added(step.copies, step.head_copy), step.copies)
+    )
+    when_made, when_cast = zip(step.parts("state", gradients_at_head), step.parts("work", _kept_at_head), strict=True)
+    return Instant(LOSS, made, parts=when_made), Instant(LAYERS, cast, parts=when_cast)
 
 
-def gradients_at_head(step: Step) -> tuple[Reals, ...]:
-    """Gradients when the head's is made, and when it stands among them; the one that does not yet, and what a cast makes of it; gathered
-    weights and units in reduction at both times."""
+def gradients_at_head(step: Step) -> tuple[Terms, Terms]:
+    """When the head's gradient is made, and when it stands among the others: gradients, one that does not stand yet, or what a cast makes of
+    it, and gathered weights with units in reduction. Beside adapters nothing is cast, and the head is still gathered then."""
     gradient = step.ends * step.compute * step.head
     own = 0.0 if step.tied else step.fresh(step.head)
     keeps = ~step.managed & (not step.casts)
@@ -135,21 +114,30 @@ def gradients_at_head(step: Step) -> tuple[Reals, ...]:
     if step.has_copies:
         stored = np.where(step.stands | step.tied, step.ends * step.stored * step.head, 0.0)
         casting = np.where(step.plain, gradient + stored, 0.0)
-    return (
-        step.earlier + np.where(keeps, own, 0.0),
-        step.earlier + own,
-        np.where(step.reduces | joins, 0.0, gradient),
-        casting,
-        added(step.gathered(layers=1, head=True), sent),
-        step.gathered(layers=0, head=True),
-    )
+    gathered, has_adapters = step.gathered(layers=1, head=True), step.job.model.adapters is not None
+    made = {
+        "gradients": step.earlier + np.where(keeps, own, 0.0),
+        "gather_buffers": added(gathered, sent),
+        "temporaries": np.where(step.reduces | joins, 0.0, gradient),
+    }
+    cast = {
+        "gradients": step.earlier + own,
+        "gather_buffers": gathered if has_adapters else step.gathered(layers=0, head=True),
+        "temporaries": NONE if has_adapters else casting,
+    }
+    return made, cast
 
 
-def _kept_at_head(step: Step) -> tuple[Reals, Reals, Reals]:
-    """The gradient of the head's input there, of all tokens; what is kept once the input is gone; the logits."""
-    given = step.last * (step.whole_stream if step.job.model.adapters is None else step.stream)
+def _kept_at_head(step: Step) -> tuple[Terms, Terms]:
+    """The gradient of the head's input, of all tokens, what is kept, and the logits; once these and the input are gone. Beside adapters the norm
+    works backward then."""
+    has_adapters = step.job.model.adapters is not None
+    given = step.last * (step.stream if has_adapters else step.whole_stream)
     logits = added(step.last * logits_gradient_CS(step.job, step.group), step.held_logits)
-    return added(step.previous, given), step.activations - given, logits
+    made = {"activations": step.activations, "logits": logits, "temporaries": added(step.previous, given)}
+    gone = {} if has_adapters else {"activations": step.activations - given}
+    again = step.last * step.stream if has_adapters else NONE
+    return made, made | gone | {"logits": step.held_logits, "temporaries": added(step.previous, given, again)}
 
 
 def head_reduced(step: Step) -> Instant:
@@ -171,20 +159,19 @@ def head_reduced(step: Step) -> Instant:
 
 def head_accumulated(step: Step) -> Instant:
     """In a pipeline norm and head are not reduced but added to what stands, in the reduce format."""
-    gradients, gathered, unit = step.of_state(_accumulated_at_head)
-    return Instant(
-        LAYERS,
-        {
-            "gradients": gradients,
-            "activations": step.in_layers,
-            "logits": step.held_logits,
-            "gather_buffers": gathered,
-            "temporaries": step.of_work(lambda own: own.previous + 2.0 * own.stream * own.last) + unit,
-        },
-    )
+    return Instant(LAYERS, {}, parts=(step.part("state", _accumulated_at_head), step.part("work", _kept_behind_head)))
 
 
-def _accumulated_at_head(step: Step) -> tuple[Reals, Reals, Reals]:
+def _accumulated_at_head(step: Step) -> Terms:
     """Gradients, gathered weights, and the unit of norm and head."""
-    unit = np.where(step.managed, step.trained * step.compute * step.behind, 0.0)
-    return step.earlier + step.fresh(step.passed_head), step.gathered(layers=1, head=True), unit
+    return {
+        "gradients": step.earlier + step.fresh(step.passed_head),
+        "gather_buffers": step.gathered(layers=1, head=True),
+        "temporaries": np.where(step.managed, step.trained * step.compute * step.behind, 0.0),
+    }
+
+
+def _kept_behind_head(step: Step) -> Terms:
+    """What is kept in layers, and the gradients of the head's input and output."""
+    waits = step.previous + 2.0 * step.stream * step.last
+    return {"activations": step.in_layers, "logits": step.held_logits, "temporaries": waits}

@@ -8,11 +8,14 @@ comes down to the first forward pass of all finds nothing before it. The last ba
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
 from typing import NamedTuple
 
 import numpy as np
 
 from strategist.columns import stage_by_stage
+from strategist.memory.instant import NONE
 from strategist.memory.situations import NEVER, Schedule, Situation
 from strategist.memory.step import Step
 from strategist.records import names_of, replace
@@ -132,7 +135,7 @@ def early_passes(step: Step, rows: Column) -> tuple[Situation, Situation, Column
     back, (*there, _) = _possible(group, passes.of(slice(count))), _possible(group, passes.of(slice(count, None)))
     numbers = [*back, *(count + own for own in there)]
     possible = _chosen(passes, (np.concatenate(numbers), sorts, stages))
-    held, ends = step.among(rows, possible, place).moving, np.cumsum([len(own) for own in numbers])[:-1]
+    held, ends = step.among(rows, possible, place).moving.total(NONE), np.cumsum([len(own) for own in numbers])[:-1]
     most = [own.argmax(axis=0) for own in np.split(held, ends)]
     choices, at = c.sorts((place, *(own[:, stage] for own in most for stage in stages)))
     alike = place[choices][:, None]
@@ -146,26 +149,28 @@ def early_passes(step: Step, rows: Column) -> tuple[Situation, Situation, Column
 
 def _possible(group: Group, passes: Situation) -> tuple[Column, Column, Column, Column]:
     """Of passes (K, F, S) the numbers of those that can be first with most of the chunk with the head, that with the embedding, others,
-    and others that are the first of theirs, (N, F, S): those before which no pass of such a chunk holds as much of everything. Where a
-    rank has fewer the first of them stands for the rest, and where it has none the first of all."""
-    amounts: Reals = np.stack(_amounts(group, passes))
+    and others that are the first of theirs, (N, F, S): those before which no pass of such a chunk, first of it or not as this one is, holds
+    as much of everything. Where a rank has fewer the first of them stands for the rest, and where it has none the first of all."""
     earlier = np.tri(len(passes.others), k=-1, dtype=np.bool_).T[..., None, None]
-    no_less = (amounts[:, :, None] >= amounts[:, None]).all(axis=0) & earlier
+    sorts = passes.is_last, passes.is_first, passes.stands
+    no_less = reduce(and_, (own[:, None] == own for own in sorts), earlier)
+    for amount in _amounts(group, passes):
+        no_less &= amount[:, None] >= amount
     left = ~no_less.any(axis=0)
     others = ~(passes.is_last | passes.is_first)
-    sorts = passes.is_last, passes.is_first, others, others & ~passes.stands
-    last, first, between, anew = (_numbers(left & sort) for sort in sorts)
+    marks = passes.is_last, passes.is_first, others, others & ~passes.stands
+    last, first, between, anew = (_numbers(left & mark) for mark in marks)
     return last, first, between, anew
 
 
 def _amounts(group: Group, s: Situation) -> tuple[Reals | Mask, ...]:
-    """What a rank holds the more bytes by the more of it a pass has, as `Step.moving` reads it; twice what must be the same: of which sort of
-    chunk the pass is, whether it is the first of its chunk, and others of that with the head, which may keep less than chunks between."""
+    """What a rank holds the more bytes by the more of it a pass has, as `Step.moving` reads it; twice what must be the same: others of the chunk
+    with the head, which may keep less than chunks between."""
     first, last = group.is_first[None, :], group.is_last[None, :]
-    sort, others_last = s.is_last + 2.0 * s.is_first + 4.0 * s.stands, s.others_last * last
+    others_last = s.others_last * last
     early_first, early_last = s.early_first * first, s.early_last * last
     return (
-        *(sort, -sort, others_last, -others_last, s.others, s.others_first * first),
+        *(others_last, -others_last, s.others, s.others_first * first),
         *(s.standing, s.first_stands & first, s.last_stands & last, s.reduced, s.last_reduced & last),
         *(s.early - early_first - early_last, early_first, early_last, s.finds_early),
     )

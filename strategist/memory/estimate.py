@@ -13,7 +13,7 @@ from strategist.document.estimate import MEMORY_TERMS
 from strategist.facts.job import Job
 from strategist.memory.activations import receive_buffers_CS
 from strategist.memory.buffers import runtime_bytes_C, slack_share
-from strategist.memory.instant import Instant, added
+from strategist.memory.instant import Instant, Terms
 from strategist.memory.instants import instants
 from strategist.memory.layers import Layers
 from strategist.memory.model_states import (
@@ -28,8 +28,6 @@ from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
 from strategist.space.engines import as_run
 from strategist.space.shares import Elements, Group, elements, groups
-
-Terms = Mapping[str, Reals]
 
 UNREAD = "context_parallel"
 """What the bound does not read: an all-to-all keeps one tensor more than a ring. Such layouts stand behind one another."""
@@ -58,14 +56,19 @@ def _peaks(job: Job, candidates: Candidates) -> Peaks:
     terms = {name: np.zeros(size, np.int64) for name in MEMORY_TERMS}
     stage, moment, host, last = (np.zeros(size, np.int64) for _ in range(4))
     for group in groups(job, candidates):
-        table = ledger(job, group)
-        worst, worst_stage = table.worst()
-        for name, held in table.bytes_at(worst, worst_stage).items():
-            terms[name][group.rows] = held
-        moment[group.rows] = table.moments[worst]
-        stage[group.rows], host[group.rows] = group.stages[worst_stage], table.host
-        last[group.rows] = _counted(table.fullest[:, -1])
+        held, *others = _at_worst(job, group)
+        for column, own in zip((*terms.values(), stage, moment, host, last), (*held.values(), *others), strict=True):
+            column[group.rows] = own
     return Peaks(terms, total_of(terms.values()), stage, moment, host, last)
+
+
+def _at_worst(job: Job, group: Group) -> tuple[Mapping[str, Column], Column, Column, Column, Column]:
+    """The peaks of a group, as `Peaks` has them: bytes by term, stage, moment, host bytes, and what the last stage holds. Its ledger's
+    memory is the next one's."""
+    table = ledger(job, group)
+    worst, stage = table.worst()
+    last = _counted(table.fullest[:, -1])
+    return table.bytes_at(worst, stage), group.stages[stage], table.moments[worst], table.host, last
 
 
 MOST_BYTES = 2.0**57
@@ -109,23 +112,27 @@ def _floors(job: Job, candidates: Candidates) -> Floors:
     least = candidates.where(looked_at).without(UNREAD)
     device, host = (np.zeros(len(looked_at), np.int64) for _ in range(2))
     for group in groups(job, least):
-        table = ledger(job, group, at_loss=True)
-        device[group.rows] = _counted(np.floor(table.reserved.max(axis=1) + table.runtime))
-        host[group.rows] = table.host
+        device[group.rows], host[group.rows] = _at_loss(job, group)
     return Floors(device[run], host[run])
+
+
+def _at_loss(job: Job, group: Group) -> tuple[Column, Column]:
+    """The bounds of a group, device and host bytes."""
+    table = ledger(job, group, at_loss=True)
+    return _counted(np.floor(table.reserved.max(axis=1) + table.runtime)), table.host
 
 
 @dataclass(frozen=True, eq=False)
 class Ledger:
-    """Bytes of every stage (C, S): `steady` terms hold at every instant, `moving` are the others, `allocated` is what tensors
-    hold at the instants of each of them, (..., C, S); `pools` knows the allocator's blocks, `runtime` and `host` are per candidate (C,).
+    """Bytes of every stage (C, S): `steady` terms hold at every instant, together they are `held`, `moving` are the others; `pools`
+    knows the allocator's blocks, `runtime` and `host` are per candidate (C,).
 
     All instants have one number each, in the order of `moving` and of the axes in front of (C, S) there."""
 
     job: Job
     steady: Terms
+    held: Reals
     moving: tuple[Instant, ...]
-    allocated: tuple[Reals, ...]
     pools: Pools
     runtime: Reals
     host: Column
@@ -134,7 +141,12 @@ class Ledger:
     def moments(self) -> Column:
         """The moment that every instant belongs to, (T,)."""
         moments = [instant.moment for instant in self.moving]
-        return np.repeat(moments, [prod(total.shape[:-2]) for total in self.allocated])
+        return np.repeat(moments, [prod(instant.axes) for instant in self.moving])
+
+    @cached_property
+    def allocated(self) -> tuple[Reals, ...]:
+        """What tensors hold at the instants of each of `moving`, (..., C, S)."""
+        return tuple(instant.total(self.held) for instant in self.moving)
 
     def on_stage(self, stage: int) -> Reals:
         """What tensors hold on one of the stages at every instant, (T, C)."""
@@ -143,8 +155,8 @@ class Ledger:
 
     @cached_property
     def _most(self) -> tuple[Reals, ...]:
-        """The largest of `allocated` along the axes in front of (C, S)."""
-        return tuple(_fullest(total) for total in self.allocated)
+        """The largest that tensors hold at the instants of each of `moving`, (C, S)."""
+        return tuple(_fullest(instant.total(self.held)) for instant in self.moving)
 
     @cached_property
     def fullest(self) -> Reals:
@@ -167,35 +179,38 @@ class Ledger:
         entry = stage * len(stage) + np.arange(len(stage))  # where stages lie one behind the other
         kind = np.stack([most.ravel("F").take(entry) for most in self._most]).argmax(axis=0)
         instant, first = np.zeros_like(stage), 0
-        for place, total in enumerate(self.allocated):
+        for place, moving in enumerate(self.moving):
             own = np.flatnonzero(kind == place)
             if len(own):
-                instant[own] = first + total[..., own, stage[own]].reshape(-1, len(own)).argmax(axis=0)
-            first += prod(total.shape[:-2])
+                held = moving.on(self.held, own, stage[own])
+                instant[own] = first + held.reshape(-1, len(own)).argmax(axis=0)
+            first += prod(moving.axes)
         return instant, stage
 
     def bytes_at(self, instant: Column, stage: Column) -> Mapping[str, Column]:
-        """Whole bytes of every term at an instant and stage of each candidate, (C,) each."""
+        """Whole bytes of every term at an instant and stage of each candidate, which is the stage's worst, (C,) each."""
         found = {name: np.zeros(len(stage)) for name in MEMORY_TERMS}
         for name, held in self.steady.items():
-            found[name] += held[np.arange(len(stage)), stage]
-        for total, terms, rows, places in self._places(instant):
-            at = *places, rows, stage[rows]
-            for name, held in terms.items():
-                found[name][rows] += entries(held, at)
-            found["slack"][rows] = self.reserved[rows, stage[rows]] - total[at]
+            found[name] += entries(held, (np.arange(len(stage)), stage))
+        for moving, rows, places in self._places(instant):
+            own = stage[rows]
+            for terms, at in moving.apart(rows):
+                for name, held in terms.items():
+                    found[name][rows] += entries(held, (*places, at, own))
+        at_most = np.arange(len(stage)), stage
+        found["slack"] += entries(self.reserved, at_most) - entries(self.fullest, at_most)
         found["runtime"] += self.runtime
         return {name: _counted(np.ceil(held)) for name, held in found.items()}
 
-    def _places(self, instant: Column) -> Iterator[tuple[Reals, Terms, Column, tuple[Column, ...]]]:
-        """Totals and terms of `moving`, the rows whose instant is one of theirs, and where along the axes in front it is."""
+    def _places(self, instant: Column) -> Iterator[tuple[Instant, Column, tuple[Column, ...]]]:
+        """Of `moving` those that are asked for, the rows whose instant is one of theirs, and where along the axes in front it is."""
         first, present = 0, np.flatnonzero(np.bincount(instant)).tolist()
-        for moving, held in zip(self.moving, self.allocated, strict=True):
-            axes = held.shape[:-2]
+        for moving in self.moving:
+            axes = moving.axes
             size = prod(axes)
             if any(first <= number < first + size for number in present):
                 rows = np.flatnonzero((instant >= first) & (instant < first + size))
-                yield held, moving.terms, rows, np.unravel_index(instant[rows] - first, axes) if axes else ()
+                yield moving, rows, np.unravel_index(instant[rows] - first, axes) if axes else ()
             first += size
 
 
@@ -251,7 +266,6 @@ def ledger(job: Job, group: Group, *, at_loss: bool = False) -> Ledger:
     layers, settled = _layers(job, group), settled_bytes_CS(job, group, counts)
     moving = _moving(job, group, counts, layers, settled, at_loss=at_loss)
     held = total_of(steady.values())
-    allocated = tuple(added(held, *instant.terms.values()) for instant in moving)
     host = _counted(np.ceil(host_bytes_C(job, group, counts)))
     pools = Pools(job, group, counts, layers, settled)
-    return Ledger(job, steady, moving, allocated, pools, runtime_bytes_C(job, group.candidates), host)
+    return Ledger(job, steady, held, moving, pools, runtime_bytes_C(job, group.candidates), host)

@@ -10,7 +10,7 @@ A pipeline keeps weights gathered and gradients unsharded until a chunk's last b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from strategist.memory.at_layers import during_layers
 from strategist.memory.at_loss import during_head, during_loss, head_accumulated, head_reduced
 from strategist.memory.instant import Instant
 from strategist.memory.layers import Layers
-from strategist.memory.situations import Schedule, Situation, one_pass
+from strategist.memory.situations import Schedule, Situation, distinct_situations, one_pass
 from strategist.memory.sorts import sorts_of
 from strategist.memory.step import Step
 from strategist.space.candidates import Column, Reals
@@ -99,7 +99,8 @@ def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, a
         heads, bodies, forwards = _in_chunks(group, schedule, at, in_situation)
     else:
         firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
-        heads = bodies = forwards = in_situation(schedule.at(*firsts), at)
+        (every,), place = _distinct([schedule.at(*firsts)], at)
+        heads = bodies = forwards = in_situation(every, place)
     passes = (
         *during_loss(heads),
         *during_head(heads),
@@ -127,13 +128,20 @@ def _in_chunks(
     every = schedule.at(schedule.first_pass(), schedule.second_of_last_chunk(), *firsts, schedule.fullest())
     holds_early = holds_early_C(group.candidates)
     if not holds_early.any():
-        heads, bodies = in_situation(every.of(slice(2)), at), in_situation(every.of(slice(1, None)), at)
-        return heads, bodies, bodies
+        both, at = _distinct([every.of(slice(2)), every.of(slice(1, None))], at)
+        until, behind = (in_situation(passes, at) for passes in both)
+        return until, behind, behind
     from strategist.memory.early import in_company  # rarely asked for
 
     *looked_at, at = in_company(in_situation(every, at), every, at, np.flatnonzero(holds_early))
-    heads, bodies, forwards = (in_situation(passes, at) for passes in looked_at)
+    three, at = _distinct(looked_at, at)
+    heads, bodies, forwards = (in_situation(passes, at) for passes in three)
     return heads, bodies, forwards
+
+
+def _distinct(situations: Sequence[Situation], at: Column | None) -> tuple[Sequence[Situation], Column | None]:
+    """No situation twice, where they are those of sorts of candidates."""
+    return (situations, None) if at is None else distinct_situations(situations, at)
 
 
 def _before_layers(step: Step) -> Iterator[Instant]:

@@ -244,8 +244,7 @@ def _side(layers: Layers) -> SideLayers:
 
 def _on_some(found: Iterable[Instant], stages: Mask) -> Iterator[Instant]:
     """The same instants on some stages alone, (S,)."""
-    for instant in found:
-        yield replace(instant, terms={name: np.where(stages, held, 0.0) for name, held in instant.terms.items()})
+    return (instant.where(stages) for instant in found)
 
 
 def of_others(step: Step, instants_of: Callable[[Step], Iterable[Instant]]) -> Iterator[Instant]:

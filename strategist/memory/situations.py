@@ -11,6 +11,7 @@ behind its last one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,15 @@ class Situation:
 
     def of(self, passes: slice | list[int]) -> Situation:
         """Some of the passes."""
+        return self._each(lambda part: part[passes])
+
+    def rows(self, at: Column) -> Situation:
+        """The passes of some candidates."""
+        return self._each(lambda part: rows_of(part, at))
+
+    def _each(self, function: Callable[[Any], Any]) -> Situation:
         parts = (getattr(self, name) for name in self.__match_args__)
-        return Situation(*(part if part is NEVER else part[passes] for part in parts))
+        return Situation(*(part if part is NEVER else function(part) for part in parts))
 
 
 class SpreadSituation(Situation):
@@ -77,6 +85,20 @@ class SpreadSituation(Situation):
         found = rows_of(getattr(self._every, name), self._at)
         object.__setattr__(self, name, found)
         return found
+
+
+def distinct_situations(situations: Sequence[Situation], at: Column) -> tuple[Sequence[Situation], Column]:
+    """The same passes of candidates whose places are `at`, where no two places are alike in all of some situations: most numbers of
+    micro-batches make no difference to passes that are looked at."""
+    fields = (getattr(one, name) for one in situations for name in one.__match_args__)
+    every = [np.moveaxis(part, -2, 0).reshape(part.shape[-2], -1) for part in fields if part is not NEVER]
+    rows = np.concatenate([part for part in every if len(part) == len(every[0])], axis=1, dtype=np.float64)
+    found: dict[bytes, int] = {}
+    place = np.array([found.setdefault(row.tobytes(), len(found)) for row in rows])
+    if len(found) == len(rows):
+        return situations, at
+    firsts = np.flatnonzero(np.diff(np.maximum.accumulate(place), prepend=-1))
+    return [one.rows(firsts) for one in situations], place[at]
 
 
 def one_pass(accumulation: Column) -> Situation:

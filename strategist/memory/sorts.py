@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+import numpy as np
+
 from strategist.facts.job import Job
 from strategist.space.candidates import OF_LAYERS, Candidates, Column
 from strategist.space.shares import Group, Sorts, is_managed, is_plain_data_parallel, sorts_by, state_shards
@@ -39,6 +41,8 @@ INSIDE_LAYERS = (
     "tiling",
 )
 """Columns that the work inside one layer reads where they are there, beside whether DDP runs it."""
+MICRO_BATCHES = 3
+"""So many and more are alike to how state is shared, but for how far a pipeline is in its schedule."""
 FEW = 2**10
 """Candidates that are worked out sooner than sorted."""
 
@@ -62,9 +66,12 @@ def _has_sorts(job: Job, group: Group) -> bool:
 
 def _sorted(job: Job, group: Group, read: Read, at: Column | None) -> Sorts | None:
     c = group.candidates
-    columns = [column for name, column in c.columns.items() if name not in NOT_READ[read]]
-    columns += [] if at is None else [at]
-    return sorts_by(group, (*columns, *_sharing(job, c, read)))
+    names = [name for name in c.columns if name not in NOT_READ[read]]
+    others = [*_sharing(job, c, read), *([] if at is None else [at])]
+    if read == "state" and (at is not None or group.pp == 1):  # passes tell how many micro-batches matter
+        names.remove("accumulation")
+        others.append(np.minimum(c["accumulation"], MICRO_BATCHES))
+    return sorts_by(group, (*names, *others))
 
 
 def sorts_of_layers(job: Job, c: Candidates) -> tuple[Column, Column] | None:
@@ -73,7 +80,7 @@ def sorts_of_layers(job: Job, c: Candidates) -> tuple[Column, Column] | None:
     if len(c) == 1 or c.in_threads or job.model.adapters is not None:
         return None
     plain = is_plain_data_parallel(job, c)
-    return c.sorts((*(c[name] for name in INSIDE_LAYERS if name in c.columns), 1 * plain))
+    return c.sorts((*(name for name in INSIDE_LAYERS if name in c.columns), 1 * plain))
 
 
 def _sharing(job: Job, c: Candidates, read: Read) -> tuple[Column, ...]:

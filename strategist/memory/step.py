@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, wraps
 from typing import Any
 
@@ -14,7 +14,7 @@ from strategist.facts.profile import BYTES
 from strategist.facts.runs import BREADTH_FIRST
 from strategist.memory.activations import edges_CS, step_inputs_C, tables_C, whole_stream_C
 from strategist.memory.backward import residual_C
-from strategist.memory.instant import NONE, NOWHERE, added
+from strategist.memory.instant import LAYERS, NONE, NOWHERE, Instant, Part, Terms, added
 from strategist.memory.layers import (
     BEFORE_ATTENTION,
     EVERY,
@@ -148,10 +148,24 @@ class Step:
 
     def once(self, read: Read, formula: Callable[[Any], Any]) -> Any:
         """What a formula says of the step, worked out once for each sort of candidates that agree in what it reads."""
+        alike = self._alike(read)
+        return formula(self) if alike is None else rows_of(formula(alike[0]), alike[1])
+
+    def parts(self, read: Read, formula: Callable[[Any], Sequence[Terms]]) -> tuple[Part, ...]:
+        """The same of terms at some instants, spread only when an instant's bytes are added up."""
+        alike = self._alike(read)
+        step, place = (self, None) if alike is None else alike
+        return tuple(Part(terms, place) for terms in formula(step))
+
+    def part(self, read: Read, formula: Callable[[Any], Terms]) -> Part:
+        """The same of one set of terms."""
+        return self.parts(read, lambda own: (formula(own),))[0]
+
+    def _alike(self, read: Read) -> tuple[Step, Column] | None:
+        """A step that holds one candidate of each sort, and the place of every candidate's."""
         if read not in self._of_sorts:
             self._of_sorts[read] = self._of_sort(read)
-        alike = self._of_sorts[read]
-        return formula(self) if alike is None else rows_of(formula(alike[0]), alike[1])
+        return self._of_sorts[read]
 
     def unsorted(self) -> Step:
         """The same, every formula asked of all candidates: sooner for a few formulas."""
@@ -179,11 +193,13 @@ class Step:
         return self._of(part_of(self.group, rows), rows, situation, at)
 
     def _of(self, group: Group, rows: Column, situation: Situation, at: Column) -> Step:
-        """Passes of some candidates, which are a group; what is the same in all passes is taken from the others once."""
-        if "shared" not in group.known:
+        """Passes of some candidates, which are a group; what is the same in all passes is taken from the others once, and kept beside these: with
+        the group itself it would be a circle, whose memory nobody gives back soon."""
+        key = "shared", id(group)
+        if key not in self.group.known:
             resting = rows_of(self.at_rest, rows), rows_of(self.settled, rows)
-            group.known["shared"] = self.bare.of(rows), Layers(self.job, group), *resting
-        bare, layers, at_rest, settled = group.known["shared"]
+            self.group.known[key] = self.bare.of(rows), Layers(self.job, group), *resting
+        bare, layers, at_rest, settled = self.group.known[key]
         return type(self)(self.job, group, bare, layers, at_rest, settled, situation, at)
 
     @cached_property
@@ -366,10 +382,15 @@ class Step:
         return self.in_flight + self.inputs
 
     @property
-    def moving(self) -> Reals:
+    def moving(self) -> Instant:
         """What a rank of a pipeline holds in one pass and not in another: activations of other passes, gradients, and units of other chunks
         that were gathered too early. Of passes with as much, one that finds such a unit holds a byte more."""
-        return self.in_flight + self.earlier + self.held_early + (self.found_early > 0.0)
+
+        def shared(own: Step) -> Terms:
+            return {"gradients": own.earlier, "gather_buffers": own.held_early + (own.found_early > 0.0)}
+
+        work = self.part("work", lambda own: {"activations": own.in_flight})
+        return Instant(LAYERS, {}, parts=(work, self.part("state", shared)))
 
     @once_for("work")
     def activations(self) -> Reals:

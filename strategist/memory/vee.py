@@ -296,7 +296,7 @@ def _in_one_part(step: Step, at: Progress, instants: Iterable[Instant]) -> Itera
     second part has left loose is taken in as far as gradients stand."""
     waits = at.sent * step.stream + beside(step, at)
     left = np.where(at.loose, loose(step, elements_of_run(step, step.bare)), 0.0)
-    for instant in instants:
+    for instant in (one.whole() for one in instants):
         taken = (instant.terms["gradients"] - step.earlier) * (step.compute / step.reduce)
         lies = waits + np.maximum(0.0, left - taken)
         yield _added(_added(instant, "temporaries", lies), "activations", at.home * step.stream)

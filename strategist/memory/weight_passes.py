@@ -26,7 +26,7 @@ from strategist.memory.logits import gradient_bytes_CS, held_logits_CS, loss_byt
 from strategist.memory.saved import Cut
 from strategist.memory.situations import Situation
 from strategist.memory.step import Step
-from strategist.records import dataclass, replace
+from strategist.records import dataclass
 from strategist.space.candidates import Column, Mask, Reals, total_of
 from strategist.space.shares import Elements, Group, sequence_cut, tokens
 
@@ -234,8 +234,7 @@ def _splits(group: Group) -> Mask:
 
 def only(where: Mask, instants: Iterable[Instant]) -> Iterator[Instant]:
     """The instants where a mask of stages is set, and nothing elsewhere."""
-    for instant in instants:
-        yield replace(instant, terms={name: np.where(where, held, 0.0) for name, held in instant.terms.items()})
+    return (instant.where(where) for instant in instants)
 
 
 def split_end(step: Step, update: Instant) -> Iterator[Instant]:

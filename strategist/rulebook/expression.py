@@ -132,8 +132,9 @@ def _arithmetic(op: ast.operator, left: Value, right: Value) -> Value:
     if isinstance(left, str) or isinstance(right, str):
         raise TypeError("words are no numbers")
     if isinstance(op, (ast.Div, ast.FloorDiv, ast.Mod)):
-        safe = np.where(np.asarray(right) == 0, 1, right)
-        return np.where(np.asarray(right) == 0, 0, _ARITHMETIC[type(op)](left, safe))
+        is_zero = np.asarray(right) == 0
+        if is_zero.any():
+            return np.where(is_zero, 0, _ARITHMETIC[type(op)](left, np.where(is_zero, 1, right)))
     return _ARITHMETIC[type(op)](left, right)
 
 

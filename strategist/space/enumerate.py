@@ -3,7 +3,8 @@ collapse to their plain value, so no layout is looked at twice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
@@ -208,6 +209,8 @@ def as_asked(everything: Candidates, name: str, value: int, depths: tuple[int, .
 
 Mesh = tuple[int, ...]
 """pp, dp_replicate, dp_shard, cp, tp, ep, etp, zero, and cp_inner where it is looked at."""
+Way = tuple[int, int, int]
+"""Schedule, virtual stages and split of stages."""
 Part = tuple[list[Mesh], Column]
 """Meshes with the options that all of them have, a column for each choice."""
 
@@ -220,8 +223,11 @@ def _mesh_groups(limits: Limits) -> Iterator[Part]:
         home, alone = _home(mesh), replicate * cp * ep == 1
         key = pp, replicate * shard, cp > 1, tp > 1, home, home and alone, max(mesh[8:], default=1) > 1
         groups.setdefault(key, []).append(mesh)
+    schedules = cache(
+        partial(_schedules, limits)
+    )  # of a few numbers of stages and of micro-batches, which most groups have
     for members in groups.values():
-        yield members, _options(limits, members[0])
+        yield members, _options(limits, members[0], schedules)
 
 
 def meshes(limits: Limits) -> Iterator[Mesh]:
@@ -288,7 +294,7 @@ def _expert_splits(limits: Limits, ranks: int, tp: int) -> Iterator[tuple[int, i
                 yield ep, etp
 
 
-def _options(limits: Limits, mesh: Mesh) -> Column:
+def _options(limits: Limits, mesh: Mesh, schedules: Callable[[int, int], Sequence[Way]]) -> Column:
     """Columns in the order of OPTION_COLUMNS without `zero`, for meshes of one group: how the batch goes through the stages, and beside each
     of these everything that does not ask how."""
     pp, replicate, shard, cp, tp = mesh[:5]
@@ -297,7 +303,7 @@ def _options(limits: Limits, mesh: Mesh) -> Column:
     ways = [
         (virtual, schedule, micro, accumulation, split)
         for micro, accumulation in _batches(limits, replicate * shard)
-        for schedule, virtual, split in _schedules(limits, pp, accumulation)
+        for schedule, virtual, split in schedules(pp, accumulation)
     ]
     others = [
         (sequence, kind, recompute, offload, tiles)
@@ -335,7 +341,12 @@ def sequence_cuts(limits: Limits, cp: int, tp: int) -> Sequence[int]:
     return (1,) if divides else (0,)
 
 
-def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int, int, int]]:
+def _schedules(limits: Limits, pp: int, accumulation: int) -> Sequence[Way]:
+    """See `_ways`."""
+    return tuple(_ways(limits, pp, accumulation))
+
+
+def _ways(limits: Limits, pp: int, accumulation: int) -> Iterator[Way]:
     """(schedule, virtual stages, split). GPipe idles as long as 1F1B and holds at least as much, so it is looked at only
     where 1F1B has too few micro-batches, or when asked for; looped BFS idles as long as
     interleaving and is looked at only where the micro-batches fill the stages but are no multiple of them, or when asked for; ZB-H1,

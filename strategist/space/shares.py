@@ -220,8 +220,8 @@ ALIKE = 2
 """How many candidates of a sort make it worth while."""
 
 
-def sorts_by(group: Group, columns: Iterable[Column]) -> Sorts | None:
-    """The sorts of candidates that agree in some columns; None where they would not help."""
+def sorts_by(group: Group, columns: Iterable[Column | str]) -> Sorts | None:
+    """The sorts of candidates that agree in some columns, or in those of some names; None where they would not help."""
     firsts, place = group.candidates.sorts(tuple(columns))
     if ALIKE * len(firsts) > len(place):
         return None

@@ -52,7 +52,7 @@ Hidden = Literal["nothing", "forward", "backward", "attention", "matmul", "compu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traffic:
-    """One kind of collective. `payload_CS` bytes, `count_CS` times per step, among the ranks of `place`; `behind` names
+    """One kind of collective. `payload_CS` bytes, (C, S) or broadcast to it, `count_CS` times per step, among the ranks of `place`; `behind` names
     the compute of the same stage that it may overlap with (`pairs`: that of the opposite pass over another micro-batch). A payload is sent in `pieces_CS` collectives, one after the other. Copies of a token
     that call on experts of one node travel there once where `merges` names the experts. `first_CS` is the share of the payload that nothing
     runs beside, where that is known better than by the number of layers."""
@@ -175,7 +175,7 @@ def _updates(job: Job, group: Group) -> Reals | float:
     if job.profile.updates == "tensors":
         apart = on_stages(group.candidates["ep"] > 1, 1.0 * tensors_S(job.model, group, "experts"))
         return _alike(group, tensors_S(job.model, group)) - apart
-    return _per_stage(group, 1.0 * state_shards(group.candidates)) if job.profile.updates == "ranks" else 1.0
+    return _per_stage(1.0 * state_shards(group.candidates)) if job.profile.updates == "ranks" else 1.0
 
 
 def _experts(job: Job, group: Group, full: Elements) -> Shared:
@@ -267,8 +267,9 @@ def _momentum(job: Job, group: Group) -> Iterator[Traffic]:
         yield Traffic("tp", "all_gather", WIDTH * elements, np.ones_like(elements), "tp", "nothing", parts)
 
 
-def _per_stage(group: Group, value_C: Reals) -> Reals:
-    return on_stages(value_C, np.ones(len(group.stages)))
+def _per_stage(value_C: Reals) -> Reals:
+    """What is alike on all stages, (C, 1)."""
+    return value_C[:, None]
 
 
 def _alike(group: Group, value_S: Column | Reals) -> Reals:
@@ -316,9 +317,9 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     c = group.candidates
     if not (c["tp"] > 1).any():
         return ()
-    hidden = _per_stage(group, tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
+    hidden = _per_stage(tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
     narrow = hidden / BYTES[job.formats.compute] * job.cast_width if job.gathers_cast else hidden
-    numbers = _per_stage(group, tokens(job, c) * 4.0)
+    numbers = _per_stage(tokens(job, c) * 4.0)
     passes, again = (_passes_CS(group, own.sum(axis=1)) for own in (group.layers_SK, group.redone_SK))
     parts, parts_again = passes - _uncut_CS(job, group, group.layers_SK), again - _uncut_CS(job, group, group.redone_SK)
     gated = job.model.moe is not None and job.model.moe.shared_gate
@@ -368,7 +369,7 @@ def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
     width = np.where(each, BYTES[job.formats.compute], BYTES[job.formats.parameter])
     times = np.where(each, c["accumulation"], 1)[:, None]
     for elements, count in _held_whole(job.model, group):
-        payload, counts = _per_stage(group, elements * width), stage_by_stage(times * (1.0 * count))
+        payload, counts = _per_stage(elements * width), stage_by_stage(times * (1.0 * count))
         yield Traffic("tp", "all_reduce", payload, counts, "tp", "nothing")
 
 
@@ -392,18 +393,17 @@ def terms_of_a_step_CS(job: Job, group: Group) -> Reals:
 
 def _held_whole(shape: ModelShape, group: Group) -> Iterator[tuple[int, Any]]:
     """Elements of one of these weights, and how many a stage has of it, each (C, S) or broadcast to it."""
-    sequence = (group.candidates["sequence_parallel"] > 0)[:, None]
+    sequence = group.candidates["sequence_parallel"] > 0
     routed = np.array([kind.ffn == "moe" for kind in kinds(shape)])
-    all_layers = group.layers_S[None, :]
-    moe_layers = (group.layers_SK * routed).sum(axis=1)[None, :]
+    all_layers, moe_layers = group.layers_S, (group.layers_SK * routed).sum(axis=1)
     norm = norm_size(shape, 1)
     biases = all_layers * shape.o_bias + (all_layers - moe_layers) * shape.mlp_bias
     gates = moe_layers * bool(shape.moe and shape.moe.shared_ffn and shape.moe.shared_gate)
     rows: tuple[tuple[int, Any], ...] = (
-        (shape.hidden, sequence * (norm * (2 * all_layers + group.is_last) + biases) + gates),
-        (shape.hidden * shape.pos_rows * (shape.pos == "learned"), on_stages(sequence[:, 0], group.is_first)),
-        (shape.hidden * (shape.moe.experts if shape.moe else 0), moe_layers),
-        (shape.head_dim, 2 * all_layers * (shape.qk_norm == "head")),
+        (shape.hidden, on_stages(sequence, norm * (2 * all_layers + group.is_last) + biases) + gates),
+        (shape.hidden * shape.pos_rows * (shape.pos == "learned"), on_stages(sequence, group.is_first)),
+        (shape.hidden * (shape.moe.experts if shape.moe else 0), moe_layers[None, :]),
+        (shape.head_dim, 2 * all_layers[None, :] * (shape.qk_norm == "head")),
     )
     yield from ((elements, count) for elements, count in rows if elements and np.any(count))
 
@@ -417,8 +417,8 @@ def _context(job: Job, group: Group) -> tuple[Traffic, ...]:
     if not (c["cp"] > 1).any():
         return ()
     per_head = tokens(job, c) * shape.head_dim * BYTES[job.formats.compute] / c["tp"]
-    travelling = _per_stage(group, per_head * 2.0 * shape.kv_heads)
-    exchanged = _per_stage(group, per_head * (2.0 * shape.heads + 2.0 * shape.kv_heads))
+    travelling = _per_stage(per_head * 2.0 * shape.kv_heads)
+    exchanged = _per_stage(per_head * (2.0 * shape.heads + 2.0 * shape.kv_heads))
     ring, together = (c["cp"] // c.exchanging)[:, None], (c.exchanging > 1)[:, None]
     passes, again = (_passes_CS(group, own.sum(axis=1)) for own in (group.layers_SK, group.redone_SK))
     hops = (3.0 * passes + again * _repeats(group)) * (ring - 1.0)
@@ -451,7 +451,7 @@ def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
     merges = job.profile.merges_copies
     rows = tokens(job, c) / (routed_cut(c) if job.profile.has_units else sequence_cut(c))
     copies = rows * (called_on(moe, c["ep"]) if merges else moe.top_k) * crowding(job, c)
-    sent = _per_stage(group, copies * (moe.latent or job.model.hidden) * job.exchange_width)
+    sent = _per_stage(copies * (moe.latent or job.model.hidden) * job.exchange_width)
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
     times = 2.0 * (_exchanges(job, group, is_moe) + _mixtures_again(job, group, is_moe))
     return (Traffic("ep", "all_to_all", sent, times, "ep", "nothing", merges=moe if merges else None),)
@@ -473,20 +473,20 @@ def _pipeline(job: Job, group: Group) -> Iterator[Traffic]:
         all_chunks - on_stages(micro, 1.0 * end + group.turns_back) for end in (group.is_first, group.is_last)
     )
     sends = (2.0 if takes_turns else 1.0) * (ahead + back)
-    yield Traffic("pp", "send", _per_stage(group, hidden / pieces), sends, "pp", "nothing")
+    yield Traffic("pp", "send", _per_stage(hidden / pieces), sends, "pp", "nothing")
     if takes_turns and (c["tp"] > 1).any():
-        yield Traffic("tp", "all_gather", _per_stage(group, hidden), ahead + 2.0 * back, "tp", "nothing")
+        yield Traffic("tp", "all_gather", _per_stage(hidden), ahead + 2.0 * back, "tp", "nothing")
 
 
 def _tied_ends(job: Job, group: Group) -> tuple[Traffic, ...]:
     """The first and the last stage of a pipeline exchange the gradients of a matrix that both hold."""
-    if group.pp == 1:
+    if group.pp == 1 or not job.model.tied:
         return ()
     c = group.candidates
     shards = np.where(c["zero"] >= 2, state_shards(c), 1)
     table = vocabulary_elements(job.model, c["tp"], shards) * BYTES[job.formats.parameter] * job.trainable
-    tied = (group.is_first * 1.0 + group.is_last) * float(job.model.tied and job.model.vocab > 0)
-    return (Traffic("pp", "send", _per_stage(group, table), _alike(group, tied), "pp", "nothing"),)
+    tied = (group.is_first * 1.0 + group.is_last) * float(job.model.vocab > 0)
+    return (Traffic("pp", "send", _per_stage(table), _alike(group, tied), "pp", "nothing"),)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -657,7 +657,7 @@ def _threads(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
     each, others = _micro(group), _micro(group) * (c["dp_replicate"] - 1)[:, None]
     weights = BYTES[formats.parameter] * counts.whole
     gradients = job.trainable * BYTES[formats.gradient] * counts.whole
-    tokens_there = _per_stage(group, 2.0 * ID_BYTES * tokens(job, c))
+    tokens_there = _per_stage(2.0 * ID_BYTES * tokens(job, c))
     loss = np.full_like(tokens_there, float(LOSS_BYTES))
     sent = partial(Traffic, "dp", place="replicas", behind="nothing")
     return (

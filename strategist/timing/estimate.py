@@ -83,18 +83,28 @@ def _of_the_last(every: Sequence[StepTimes]) -> StepTimes:
 def _step_times(job: Job, candidates: Candidates) -> StepTimes:
     """The same where all nodes are alike, or those of one kind set the pace."""
     size = len(candidates)
-    exposed, hidden, again = ({name: np.zeros(size, np.int64) for name in TIME_TERMS} for _ in range(3))
+    nothing = np.zeros(size, np.int64)
+    exposed, hidden, again = (dict.fromkeys(TIME_TERMS, nothing) for _ in range(3))
     compute = Compute(job, candidates)
     for group in groups(job, candidates):
+        found: dict[tuple[int, str], Column] = {}
         for place, terms in _group_terms(job, group, compute):
             for name, kinds in terms.items():
-                for whole, seconds in zip((exposed, hidden, again), kinds, strict=True):
-                    if seconds is not NONE:  # added: host has two homes
+                for kind, seconds in enumerate(kinds):
+                    if seconds is not NONE:
                         rounded = counted(seconds * NANO)
-                        whole[name][group.rows] += rounded if place is None else rounded.take(place)
+                        own = rounded if place is None else rounded.take(place)
+                        found[kind, name] = (
+                            found[kind, name] + own if (kind, name) in found else own
+                        )  # host has two homes
+        for (kind, name), column in found.items():
+            whole = (exposed, hidden, again)[kind]
+            if whole[name] is nothing:
+                whole[name] = np.zeros(size, np.int64)
+            whole[name][group.rows] = column
     if factors := job.on_parts:
         exposed, hidden, again = (scaled(terms, factors) for terms in (exposed, hidden, again))
-    step: Column = total_of(exposed.values())
+    step: Column = nothing + total_of(column for column in exposed.values() if column is not nothing)
     return StepTimes(exposed, hidden, again, step)
 
 
@@ -380,13 +390,13 @@ def _within_and_between(job: Job, group: Group, counts: Elements, alike: Sorts |
 
 def _terms_within(job: Job, found: _Occupied, work: _Work) -> Terms:
     """Terms of computing, of traffic within a replica and of waiting."""
-    group, every, micro = found.group, found.every, found.micro
+    every, micro = found.every, found.micro
     slowest = every.argmax(axis=1)
-    rows = np.arange(len(slowest))
+    entry = slowest * len(slowest) + np.arange(len(slowest))  # where stages lie one behind the other
 
     def pick(value: Reals) -> Reals:
         there = value if value.shape == every.shape else np.broadcast_to(value, every.shape)
-        return there[:, 0] if len(group.stages) == 1 else there[rows, slowest]
+        return _entries_of(there, entry)
 
     terms: dict[str, tuple[Reals, Reals, Reals]] = {
         name: (pick(value), NONE, pick(micro * work.again[name]) if name in work.again else NONE)
@@ -459,7 +469,7 @@ def _with_seconds(network: Cluster, group: Group, items: Iterable[Traffic]) -> S
     return [
         _Sent(item, _seconds_CS(network, group, item), leaving(network, item.place, group.every_mesh).take(at)[:, None])
         for item in items
-        if item.place != "server"
+        if item.place != "server" and item.count_CS.any()
     ]
 
 

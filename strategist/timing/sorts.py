@@ -10,7 +10,7 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.runs import BREADTH_FIRST
-from strategist.space.candidates import MESH_COLUMNS, Candidates, Column
+from strategist.space.candidates import MESH_COLUMNS, Candidates
 from strategist.space.shares import Group, Sorts, holds_early_C, is_managed, sorts_by, state_shards
 
 FEW = 2**9
@@ -52,5 +52,5 @@ def sorts_between(group: Group) -> Sorts | None:
     )
 
 
-def _read(c: Candidates, others: tuple[str, ...]) -> list[Column]:
-    return [column for name, column in c.columns.items() if name not in others]
+def _read(c: Candidates, others: tuple[str, ...]) -> list[str]:
+    return [name for name in c.columns if name not in others]

@@ -824,7 +824,7 @@ def sent(job: Job, plan: Plan, stage: int) -> dict[tuple[str, str], tuple[int, i
     group = next(iter(groups(job, candidates_of(plan), every_stage=True)))
     total: dict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in traffic(job, group, elements(job.model, group)):
-        size = float(row.payload_CS[0, stage] * row.count_CS[0, stage])
+        size = float((row.payload_CS * row.count_CS)[0, stage])
         if size and _talks(plan, row.place):
             pieces = float(np.broadcast_to(row.pieces_CS, row.count_CS.shape)[0, stage])
             found = total[row.axis, row.op]
