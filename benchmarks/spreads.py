@@ -31,8 +31,8 @@ KINDS = ("chip", "framework")
 TAILS = 4.0
 """Degrees of freedom: errors have tails, and a run that waited for something else must not decide."""
 PARTS_VARY, NAMES_VARY = 0.6, 0.3
-"""How far the logarithms of the parts' spreads, and those of devices and frameworks, are expected to lie apart: what makes the published runs most
-likely, of 0.3, 0.6, 1 and 1.5 and of 0.15, 0.3, 0.45 and 0.6 (Laplace's approximation); docs/decisions/0210 has what others do to sources left out."""
+"""How far the logarithms of the parts' spreads, and those of devices and frameworks, are expected to lie apart: what makes the published runs likeliest
+(Laplace's approximation; parts of 0.3, 0.6, 1 and 1.5, frameworks of 0.15, 0.3, 0.45 and 0.6). docs/decisions/0210 has what others do to sources left out."""
 ALIKE = 0.2
 """How alike the errors of one source are, as the correlation of two of them (0.17 of the published runs, one-way analysis of variance with every source
 counting the same): n runs of a source tell as much as n / (1 + (n - 1) x ALIKE) of as many sources, never more than five."""

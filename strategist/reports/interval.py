@@ -61,7 +61,7 @@ def _distances(plan: Plan) -> str:
 
 
 def _unseen(runs: int) -> str:
-    return "" if runs else " (taken, for there are none)"
+    return "" if runs else " (assumed: no published run is of it)"
 
 
 def _names(plan: Plan) -> Names:
