@@ -49,7 +49,6 @@ def details(plan: Plan, width: int = 80, observed: Sequence[Observed] = ()) -> l
     return [
         line(""),
         *tree_lines(plan_tree(plan, observed), width, rungs_of(plan, observed)),
-        line(""),
         *interval_lines(plan, width),
         *stage_lines(plan, width),
         *_verified(plan, width),

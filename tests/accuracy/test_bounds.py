@@ -86,7 +86,8 @@ def test_intervals_are_those_of_ones_own_runs(tmp_path: Path) -> None:
     elsewhere = {"model": "llama-3-8b", "hardware": "dgx-a100-80gb", "strategy": "dp=8,zero=3"}
     theirs = predict(**elsewhere, calibration=str(tmp_path / "calibration.json")).time.step
     assert theirs.high / theirs.value == pytest.approx(
-        predict(**elsewhere).time.step.high / predict(**elsewhere).time.step.value
+        predict(**elsewhere).time.step.high / predict(**elsewhere).time.step.value,
+        rel=1e-3,  # factors of the framework move shares of the step a little
     )
 
 
