@@ -70,7 +70,7 @@ def step_interval(job: Job, seconds: Mapping[Part, float]) -> Interval:
     """The interval of a step that takes so many seconds in each part: that of its owner's nearest runs, if there are any, else that of
     published runs."""
     for own in near_job(job):
-        return Interval(own.low, own.high, "measured")
+        return Interval(own.low, own.high)
     return published_interval(names_of(job.cluster, job.model, job.profile.name), seconds)
 
 
@@ -78,7 +78,7 @@ def step_interval(job: Job, seconds: Mapping[Part, float]) -> Interval:
 def peak_interval() -> Interval:
     """The interval of peaks, whatever the device (catalogue: intervals)."""
     row = next(row for row in rows("intervals") if row["name"] == "memory")
-    return Interval(row["low"], row["high"], row["basis"])
+    return Interval(row["low"], row["high"])
 
 
 FEW_RUNS, FEW_SOURCES = 20, 3

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from strategist.catalog import rows
 from strategist.facts.calibration import Part
-from strategist.facts.hardware import Basis, Cluster
+from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
 from strategist.records import dataclass
 
@@ -26,11 +26,10 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An 80 % interval as factors on a value, and how it is known."""
+    """An 80 % interval as factors on a value."""
 
     low: float
     high: float
-    basis: Basis
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def published_interval(names: Names, seconds: Mapping[Part, float]) -> Interval:
     """The interval of a step that takes so many seconds in each part, from published runs."""
     distance = math.prod(own.times for own in names.distances.values())
     low, high = mixed(bounds_of_parts(), seconds, distance)
-    return Interval(math.exp(low), math.exp(high), "measured")
+    return Interval(math.exp(low), math.exp(high))
 
 
 def widths(seconds: Mapping[Part, float]) -> dict[Part, float]:
