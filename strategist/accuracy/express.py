@@ -76,6 +76,10 @@ _HIDES_EXPERTS = re.compile(
 _NARROW_BASE = re.compile(r"\bfp8[ _-](?:weights|params?|model_init)\b", re.IGNORECASE)
 """Frozen weights that rest in fp8 (NVIDIA/NeMo: fp8_params)."""
 _DISPATCHES_FP8 = re.compile(r"\bfp8[ -]dispatch", re.IGNORECASE)
+_LIBRARY = re.compile(r"\bhf\b|hugging ?face|transformers", re.IGNORECASE)
+_OWN_MODULES = re.compile(r"xtuner|habana", re.IGNORECASE)
+"""Runs of Transformers' modules as they are; XTuner and Optimum Habana put kernels of their own in their place (InternLM/xtuner: xtuner/model/modules/dispatch;
+huggingface/optimum-habana: optimum/habana/transformers/modeling_utils.py). Nobody counted what the modules of a plain loop move."""
 _MEGATRON = re.compile(r"megatron|neox|largescale")
 """Frameworks whose own kernels DeepSpeed drives."""
 _WRITTEN_OUT = re.compile(r"^(?:eager|math|standard|naive|vanilla|native|none|no|from scratch|hand-?written)\b")
@@ -271,7 +275,9 @@ def _profile(run: Run, machines: Machines) -> Profile:
     hides: tuple[Hides, ...] = ("tensor",) if "async" in detail.lower() else ()
     overlaps, fp8 = (bool(words.search(detail)) for words in (_HIDES_EXPERTS, _DISPATCHES_FP8))
     profile = with_dispatcher(profile, merges=merges_copies(detail), fp8=fp8, overlaps=overlaps)
-    profile = replace(profile, update_kernels=_update_kernels(run, machines) or profile.update_kernels)
+    profile = replace(profile, update_kernels=_update_kernels(run, machines, profile.update_kernels))
+    if not _LIBRARY.search(said) or _OWN_MODULES.search(said):
+        profile = replace(profile, kernels=replace(profile.kernels, modules=""))
     return with_habits(
         profile,
         kernels=kernels,
@@ -284,13 +290,13 @@ def _profile(run: Run, machines: Machines) -> Profile:
     )
 
 
-def _update_kernels(run: Run, machines: Machines) -> UpdateKernels | None:
-    """How the update is cut, where a row says so; LAMB's stages by its name. Optimum Habana updates in one kernel (use_fused_adam of its GaudiConfig)."""
+def _update_kernels(run: Run, machines: Machines, own: UpdateKernels) -> UpdateKernels:
+    """How the update is cut, where a row says so, else as the framework's `own`, which DeepSpeed cuts around one kernel in any case; LAMB's stages by its name. Optimum Habana updates in one kernel (use_fused_adam of its GaudiConfig)."""
     said, detail = run.get("optimizer", "").lower(), run.get("sharding_detail", "")
     if "lamb" in said:
         return "stages"
     is_one = "fused" in said or _FUSED_UPDATE.search(detail) or machines.gpu.startswith("gaudi")
-    return "one" if is_one else None
+    return "one" if is_one and own != "partitions" else own
 
 
 def _replicated(run: Run, profile: Profile) -> Profile:

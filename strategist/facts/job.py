@@ -10,7 +10,7 @@ from strategist.facts.calibration import Factor, Near, Part, on_parts
 from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import count, hidden_matrices
-from strategist.facts.profile import BYTES, Formats, Profile
+from strategist.facts.profile import BYTES, Formats, Kernels, Profile, of_modules
 from strategist.facts.workload import Precision, Workload
 from strategist.records import dataclass
 
@@ -79,6 +79,11 @@ class Job:
     def formats(self) -> Formats:
         """Number formats of this job's precision under this framework."""
         return self.profile.formats_for(self.workload.precision)
+
+    @property
+    def kernels(self) -> Kernels:
+        """How memory-bound work of this job's model is cut into kernels."""
+        return of_modules(self.profile.kernels, self.model, self.formats)
 
     @property
     def cast_width(self) -> float:

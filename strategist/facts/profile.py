@@ -38,6 +38,8 @@ class Formats:
     master: str
 
 
+Adapts = Literal["joint", "compiled", "apart"]
+"""One product that scales and adds; a kernel for both behind it; operations of torch, dropout among them."""
 Unpacks = Literal["nf4", "gptq"]
 """bitsandbytes' kernel, in either pass; AutoGPTQ's operations of torch, whose result backward reads."""
 
@@ -51,7 +53,8 @@ class Kernels:
     permutation on top, with `expert_` those of each local expert; `host_s` is the CPU's
     time for one of them, `unit_s` that for each gather or reduction of a unit of weights (0 where nobody measured it; with `hooks_again` once more for a layer
     that full recompute runs again), and with `catches_up` a CPU that falls behind gets ahead again while head and loss run (others' times were set with runs, layer by
-    layer: docs/decisions/0159). `unpacks` says whose weights of four bits are brought back to the compute format."""
+    layer: docs/decisions/0159). `adapts` says how an adapter's result is scaled and added, `modules` under which name the
+    table of modules has what other sorts of models move (`of_modules`), nothing where all are alike, `unpacks` whose weights of four bits are brought back to the compute format."""
 
     name: str
     norm: float
@@ -74,6 +77,8 @@ class Kernels:
     unit_s: float
     hooks_again: bool
     catches_up: bool
+    adapts: Adapts
+    modules: str
     source: str
     unpacks: Unpacks = "nf4"
 
@@ -84,7 +89,7 @@ Hides = Literal["gradients", "weights", "updates", "tensor", "pipeline", "expert
 Light = Literal["elementwise", "attention", "alternate", "half-blocks"]
 Sends = Literal["whole", "shards", "turns"]
 Updates = Literal["whole", "tensors", "ranks"]
-UpdateKernels = Literal["one", "stages", "operations"]
+UpdateKernels = Literal["one", "stages", "operations", "partitions"]
 Segments = Literal["fixed", "expandable"]
 AddsTerms = Literal["unit", "step"]
 
@@ -108,7 +113,7 @@ class Profile:
     asked, `gathers_fp8` that what cut matrices read is cast before it is gathered, `casts_apart` that each matrix casts in
     kernels of their own, forward and backward; `gradient_passes` times the update moves gradients beside its own reading (their norm, and their limit where that is no part of the update's kernel),
     `update_kernels` how AdamW's update is cut into kernels: `one` reads and writes everything once, LAMB's two `stages` have norms of weights and of their changes
-    between them, `operations` of torch are single ones (neither fused nor compiled); `pads_vocabulary` that the head is made a multiple of 64 numbers wide, `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
+    between them, `operations` of torch are single ones (neither fused nor compiled), DeepSpeed's `partitions` copy gradients and weights before and after one; `pads_vocabulary` that the head is made a multiple of 64 numbers wide, `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
     micro-batch to add up gradients; `keeping` says what is kept in memory, `fp16_state_bytes` more per weight
     belong to the state under fp16; `unties` that embedding and head are two weights where the model ties them; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
     `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and
@@ -117,7 +122,8 @@ class Profile:
     on the host, and none on the device once ZeRO shares them out; `reduce_bucket` is how many gradients DeepSpeed's ZeRO has room for in the buffers from
     which it reduces them; `launches_wait` that the CPU waits for every kernel before it issues the
     next (CUDA_LAUNCH_BLOCKING=1), as a run or its machine says; `head_tokens` is the share of tokens that head and loss see, where
-    only those that were masked are picked out before them; `loads_all` that torch is of before 2.0, whose processes hold all of its kernels."""
+    only those that were masked are picked out before them; `loads_all` that torch is of before 2.0, whose processes hold all of its kernels; `stays_whole`
+    that under ZeRO-2 every rank has all weights at all times, and gets all gradients to keep its part of them."""
 
     name: str
     title: str
@@ -160,6 +166,7 @@ class Profile:
     reduce_bucket: int = 0
     head_tokens: float = 1.0
     loads_all: bool = False
+    stays_whole: bool = False
 
     def formats_for(self, precision: str) -> Formats:
         """Number formats of a precision policy; fp4 differs from fp8, and tf32 from fp32, inside of matrix products alone."""
@@ -235,6 +242,34 @@ def find_kernels(name: str) -> Kernels:
     row = next(row for row in rows("kernels") if row["name"] == name)
     seconds = {f"{what}_s": row[f"{what}_us"] * 1e-6 for what in ("host", "unit")}
     return Kernels(**{key: value for key, value in row.items() if not key.endswith("_us")}, **seconds)
+
+
+_WRITES_TANH = ("gpt2", "gpt-neo", "gpt-j", "phi")
+"""Families whose modules take GELU by its tanh, operation by operation (huggingface/transformers: activations.py, NewGELUActivation, the `gelu_new` of their
+configurations)."""
+
+
+def of_modules(kernels: Kernels, shape: ModelShape, formats: Formats) -> Kernels:
+    """What the modules of one sort of model move, where a framework runs those of a library, operation by operation: in numbers of 16 bits, in float32, or
+    mixed by torch.autocast, where weights rest in float32 beside products of 16 bits."""
+    if not kernels.modules:
+        return kernels
+    sort = "rmsnorm" if shape.norm.startswith("rms") else "tanh" if shape.family in _WRITES_TANH else "layernorm"
+    wide = [BYTES[name] >= BYTES["float32"] for name in (formats.parameter, formats.compute)]
+    return _of_sort(kernels, sort, "wide" if wide[1] else "mixed" if wide[0] else "low")
+
+
+@cache
+def _of_sort(kernels: Kernels, sort: str, numbers: str) -> Kernels:
+    known = (row for row in rows("modules") if row["name"] == kernels.modules)
+    row = next(row for row in known if (row["sort"], row["numbers"]) == (sort, numbers))
+    return replace(kernels, **{name: row[name] for name in _MOVED})
+
+
+_MOVED = (
+    "norm", "residual", "rotary", "gated", "plain", "dropout", "logit_bytes", "score_forward_bytes", "score_backward_bytes",
+)  # fmt: skip
+"""Columns of the table of modules that stand in place of the kernels' own."""
 
 
 @cache
@@ -397,4 +432,5 @@ def find_profile(name: str = "strategist") -> Profile:
         reduce_bucket=row.get("reduce_bucket", 0),
         head_tokens=row.get("head_tokens", 1.0),
         loads_all=row.get("loads_all", False),
+        stays_whole=row.get("stays_whole", False),
     )

@@ -108,59 +108,61 @@ class LookedAt(NamedTuple):
 
 def in_company(step: Step, others: Situation, at: Column | None, rows: Column) -> LookedAt:
     """The passes to look at where the chunks of some candidates hold units early (space/shares.py, holds_early_C), those in `rows`, and
-    all `others` look at the same five, which lie at the places `at`."""
+    all `others` look at the same five, the last of them twice, which lie at the places `at`."""
     backward, forward, own = early_passes(step, rows)
     count = others.others.shape[1]
     place = np.arange(count) if at is None else at.copy()
     place[rows] = count + own
-    bodies = slice(1, None)
-    every = _joined(others, backward)
-    return LookedAt(every.of(slice(2)), every.of(bodies), _joined(others.of(bodies), forward), place)
+    fullest = others.others.shape[0] - 1
+    every = _joined(others.of([*range(fullest + 1), fullest]), backward)
+    return LookedAt(every.of(slice(2)), every, _joined(others.of(slice(1, None)), forward), place)
 
 
 def early_passes(step: Step, rows: Column) -> tuple[Situation, Situation, Column]:
-    """Of candidates whose chunks hold units early, in `rows`, the backward passes to look at, (5, D, S): the first, those in which they hold
-    most of the chunk with the head, the first of that with the embedding, the fullest of that, and of those between. Forward, (4, D, S):
-    the fullest of the first, the last and those between. Where there are none between, these are any. And which of these D choices is that
-    of each of them."""
+    """Of candidates whose chunks hold units early, in `rows`, the backward passes to look at, (6, D, S): the first, those in which they hold
+    most of the chunk with the head, the first of that with the embedding, the fullest of that, of those between, and of the first ones of
+    those between, whose gradients come beside what is held. Forward, (4, D, S): the fullest of the first, the last and those between.
+    Where there are none between, these are any. And which of these D choices is that of each of them."""
     group, c = step.group, step.c.where(rows)
     firsts, place = c.sorts((c["accumulation"], c["virtual_stages"]))
     schedule = EarlySchedule(replace(group, candidates=c.where(firsts)))
     turns = schedule.turns_of_backward(), schedule.turns_of_forward()
     passes, count = schedule.of_both(*turns), len(turns[0])
     sorts, stages = np.arange(len(firsts))[:, None], np.arange(len(group.stages))
-    parts = (0, passes.of(slice(count))), (count, passes.of(slice(count, None)))
-    numbers = [start + own for start, part in parts for own in _possible(group, part)]
+    back, (*there, _) = _possible(group, passes.of(slice(count))), _possible(group, passes.of(slice(count, None)))
+    numbers = [*back, *(count + own for own in there)]
     possible = _chosen(passes, (np.concatenate(numbers), sorts, stages))
     held, ends = step.among(rows, possible, place).moving, np.cumsum([len(own) for own in numbers])[:-1]
     most = [own.argmax(axis=0) for own in np.split(held, ends)]
     choices, at = c.sorts((place, *(own[:, stage] for own in most for stage in stages)))
     alike = place[choices][:, None]
-    last, first, between, *forward = (
+    last, first, between, anew, *forward = (
         own[best[choices], alike, stages] for own, best in zip(numbers, most, strict=True)
     )
-    backward = np.zeros_like(last), last, np.ones_like(last), first, between
+    backward = np.zeros_like(last), last, np.ones_like(last), first, between, anew
     looked_at = _chosen(passes, (np.stack([*backward, *forward, forward[-1]]), alike, stages))
     return looked_at.of(slice(len(backward))), looked_at.of(slice(len(backward), None)), at
 
 
-def _possible(group: Group, passes: Situation) -> tuple[Column, Column, Column]:
-    """Of passes (K, F, S) the numbers of those that can be first with most of the chunk with the head, that with the embedding, and others,
-    (N, F, S): those before which no pass of such a chunk holds as much of everything. Where a rank has fewer the first of them stands for
-    the rest, and where it has none the first of all."""
+def _possible(group: Group, passes: Situation) -> tuple[Column, Column, Column, Column]:
+    """Of passes (K, F, S) the numbers of those that can be first with most of the chunk with the head, that with the embedding, others,
+    and others that are the first of theirs, (N, F, S): those before which no pass of such a chunk holds as much of everything. Where a
+    rank has fewer the first of them stands for the rest, and where it has none the first of all."""
     amounts: Reals = np.stack(_amounts(group, passes))
     earlier = np.tri(len(passes.others), k=-1, dtype=np.bool_).T[..., None, None]
     no_less = (amounts[:, :, None] >= amounts[:, None]).all(axis=0) & earlier
     left = ~no_less.any(axis=0)
     others = ~(passes.is_last | passes.is_first)
-    return _numbers(left & passes.is_last), _numbers(left & passes.is_first), _numbers(left & others)
+    sorts = passes.is_last, passes.is_first, others, others & ~passes.stands
+    last, first, between, anew = (_numbers(left & sort) for sort in sorts)
+    return last, first, between, anew
 
 
 def _amounts(group: Group, s: Situation) -> tuple[Reals | Mask, ...]:
     """What a rank holds the more bytes by the more of it a pass has, as `Step.moving` reads it; twice what must be the same: of which sort of
-    chunk the pass is, and others of that with the head, which may keep less than chunks between."""
+    chunk the pass is, whether it is the first of its chunk, and others of that with the head, which may keep less than chunks between."""
     first, last = group.is_first[None, :], group.is_last[None, :]
-    sort, others_last = s.is_last + 2.0 * s.is_first, s.others_last * last
+    sort, others_last = s.is_last + 2.0 * s.is_first + 4.0 * s.stands, s.others_last * last
     early_first, early_last = s.early_first * first, s.early_last * last
     return (
         *(sort, -sort, others_last, -others_last, s.others, s.others_first * first),

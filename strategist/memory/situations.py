@@ -57,7 +57,7 @@ class Situation:
     early_last: Reals = NEVER
     finds_early: Mask = NEVER
 
-    def of(self, passes: slice) -> Situation:
+    def of(self, passes: slice | list[int]) -> Situation:
         """Some of the passes."""
         parts = (getattr(self, name) for name in self.__match_args__)
         return Situation(*(part if part is NEVER else part[passes] for part in parts))
@@ -108,6 +108,7 @@ class Schedule:
     def __init__(self, group: Group) -> None:
         c = group.candidates
         self.pp = group.pp
+        self.begins: Mask = group.stages[None, :] == 0
         self.m, self.v = c["accumulation"][:, None], c["virtual_stages"][:, None]
         self.passes = self.m * self.v
         behind = group.pp - group.stages[None, :]
@@ -137,8 +138,11 @@ class Schedule:
         return self._everywhere(np.where(self.v > 1, second_round, 1))
 
     def fullest(self) -> Column:
-        """The last backward pass with as many in flight as ever."""
-        return self.passes - self.ahead
+        """The last backward pass with as many in flight as ever; where the embedding is, of those when every weight has a gradient the
+        last one behind a turn of its chunk, which keeps more than others."""
+        last = self.passes - self.ahead
+        behind_first = last - (self.v - 1) * self.turn
+        return np.where(self.begins & (behind_first > self.turn * (self.v - 1)), behind_first, last)
 
     def first_of_first_chunk(self) -> Column:
         """The first backward pass of the chunk with the embedding."""

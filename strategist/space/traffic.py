@@ -218,6 +218,8 @@ def unit_collectives(job: Job, group: Group) -> tuple[Reals, Reals]:
     more for each layer that full recompute runs again where its modules' hooks run again too. Units of experts alone do not count."""
     zero = group.candidates["zero"][:, None]
     gathers, reduces = (np.where(zero >= 2, rounds, 0.0) for rounds in _rounds(group))
+    if job.profile.stays_whole:
+        gathers = np.where(zero == 2, 0.0, gathers)
     units, again = _all_units(job, group), _micro(group) * _layer_units(job, group)
     if job.profile.kernels.hooks_again:
         again = again + _repeats(group) * _passes_CS(group, group.redone_SK.sum(axis=1))
@@ -577,12 +579,15 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     gathered for forward and, under ZeRO-3, those of the layers again for backward (the executor's units: norm and head stay, and the embedding's gradient
     does not depend on its values); gradients are reduce-scattered for every micro-batch unless a pipeline keeps them;
     HSDP all-reduces the shards between replicas, once where these wait. Experts that no other rank of a replica has are neither gathered
-    nor scattered.
+    nor scattered. Where weights stay whole under ZeRO-2, updated ones are sent as under ZeRO-1, and every rank keeps its part of gradients that are
+    all-reduced for every micro-batch.
     """
     c, formats = group.candidates, job.formats
     compute, reduce, stored = (BYTES[name] for name in (formats.compute, formats.reduce, formats.parameter))
     zero, micro = c["zero"][:, None], _micro(group)
     is_cut = (zero >= 2) & ((inside != "expert_replicas") | (shared.shards[:, None] > 1))
+    stays = (zero == 2) & job.profile.stays_whole
+    is_apart, is_kept = is_cut & ~stays, is_cut & stays
     weights, one, frozen = shared.all, np.ones_like(shared.all), shared.beside
     trained = job.trainable * weights if frozen is None else frozen.trained
     gathers, once = (rounds * one for rounds in _rounds(group))
@@ -601,11 +606,23 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     again, updates = np.where((zero == 3) & is_cut, micro, 0.0) * one, shared.updates * (job.trainable > 0)
     return (
         reduces("all_reduce", reduce * trained, np.where(zero < 2, alone, 0.0), everybody, "backward", reduced),
-        reduces(update, stored * trained, np.where((zero == 1) & (shards > 1), one, 0.0), inside, "nothing", updates),
-        sent("all_gather", first, np.where(is_cut, gathers, 0.0), inside, "forward", units, first_CS=early),
+        *(
+            ()
+            if not is_kept.any()
+            else (reduces("all_reduce", reduce * trained, np.where(is_kept, once, 0.0), inside, "backward", reduced),)
+        ),
+        reduces(
+            update,
+            stored * trained,
+            np.where(((zero == 1) | stays) & (shards > 1), one, 0.0),
+            inside,
+            "nothing",
+            updates,
+        ),
+        sent("all_gather", first, np.where(is_apart, gathers, 0.0), inside, "forward", units, first_CS=early),
         sent("all_gather", second, again, inside, "backward", shared.layer_units),
         sent("all_gather", compute * shared.spare, spared, inside, "backward"),
-        reduces("reduce_scatter", reduce * trained, np.where(is_cut, once, 0.0), inside, "backward", reduced),
+        reduces("reduce_scatter", reduce * trained, np.where(is_apart, once, 0.0), inside, "backward", reduced),
         reduces(
             "all_reduce",
             reduce * trained / shards,

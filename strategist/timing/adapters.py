@@ -7,11 +7,14 @@ trained matrix does. A quantised matrix is brought back to the compute format be
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from strategist.facts.adapters import QUANTISED_BYTES
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer
-from strategist.facts.profile import BYTES
+from strategist.facts.profile import BYTES, Adapts
 from strategist.space.candidates import Candidates, Reals
 from strategist.space.shares import tokens
 from strategist.timing.compute import is_narrow, product_sizes
@@ -31,14 +34,35 @@ def narrow_seconds(job: Job, gpu: Gpu, m: Reals, n: Reals, k: Reals) -> Reals:
 
 
 def light_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> tuple[Reals, Reals]:
-    """Seconds of what is bound by memory, forward and backward: a product that is added to the frozen one's result reads it, the
-    two gradients of one input are read and their sum written; and quantised matrices are brought back in either pass."""
+    """Seconds of what is bound by memory, forward and backward: what adapters move beside their products, and quantised matrices, which
+    are brought back in either pass."""
     number, rate = BYTES[job.formats.compute], memory_Bps(gpu)
     seconds = tokens(job, c) * number / rate
     outputs = sum(matrix.outputs for matrix in layer.matrices if matrix.name.endswith("+b"))
     inputs = sum(matrix.inputs for matrix in layer.matrices if matrix.name.endswith("+a"))
-    forth, back = (moved / rate for moved in _unpacked_bytes(job, layer))
-    return seconds * outputs + forth, 3.0 * seconds * inputs + back
+    forth, back = (
+        seconds * (each.input * inputs + each.output * outputs) + moved / rate
+        for each, moved in zip(_BESIDE[job.profile.kernels.adapts], _unpacked_bytes(job, layer), strict=True)
+    )
+    return forth, back
+
+
+class _Beside(NamedTuple):
+    """Elements that one pass reads and writes per number of an adapted matrix' input and result, beside the products."""
+
+    input: float
+    output: float
+
+
+_BESIDE: Mapping[Adapts, tuple[_Beside, _Beside]] = {
+    "joint": (_Beside(0.0, 1.0), _Beside(3.0, 0.0)),
+    "compiled": (_Beside(0.0, 3.0), _Beside(3.0, 2.0)),
+    "apart": (_Beside(2.5, 5.0), _Beside(5.5, 2.0)),
+}
+"""Forward and backward, by how the framework adds an adapter's result. Everywhere the two gradients of one input are read and their sum written (3).
+`joint`: one product scales, and adds to the frozen result, which it reads (ours: executor/models/adapters.py, addmm). `compiled`: a kernel of its own
+scales and adds (3), and backward scales (2). `apart`, in operations of torch: forward drops (2, and a byte of mask), scales (2) and adds (3), and backward scales (2) and drops (huggingface/peft:
+src/peft/tuners/lora/layer.py, Linear.forward; NVIDIA-NeMo/NeMo: nemo/collections/nlp/modules/common/megatron/adapters/parallel_adapters.py)."""
 
 
 _GPTQ_BYTES = 16.5

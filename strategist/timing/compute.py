@@ -68,7 +68,7 @@ def _head_seconds(job: Job, c: Candidates) -> tuple[Reals, Reals]:
     rows = tokens(job, c) * job.profile.head_tokens
     own, depth = ceil_div(shape.vocab, c["tp"]), np.full(len(c), float(shape.hidden))
     width = (ceil_div(own, 64) * 64 if job.profile.pads_vocabulary else own).astype(np.float64)
-    loss = rows * shape.vocab / c["tp"] * job.profile.kernels.logit_bytes / memory_Bps(gpu)
+    loss = rows * shape.vocab / c["tp"] * job.kernels.logit_bytes / memory_Bps(gpu)
     if not c.chunks_loss:
         return _head_products(job, gpu, rows, width, depth), loss
     chunk = loss_chunk(rows, shape.hidden, shape.vocab)
@@ -335,7 +335,7 @@ def _wide(head_dim: int, half_width: float) -> float:
 def _unfused(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:
     """Attention that writes its scores: batched products over the whole square, no causal half, and the traffic of
     scale, mask, softmax and dropout. Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.1 (the 5 a s^2 b term)."""
-    shape, kernels = job.model, job.profile.kernels
+    shape, kernels = job.model, job.kernels
     scores = shape.heads * keys_met(shape, kind, job.workload.seq_len) * tokens(job, c) / c["tp"]
     FLOP, moved = (4.0, kernels.score_forward_bytes) if passes == "forward" else (8.0, kernels.score_backward_bytes)
     wide = BYTES[job.formats.compute] / 2.0
@@ -355,7 +355,7 @@ def elementwise_bytes(job: Job, layer: Layer, kind: LayerKind, c: Candidates) ->
     stream, rotation and norms of queries and keys, norms of latents, the activation. Adapters of low rank beside the joint query-key-value matrix and
     the output matrix read their input through dropout and add to the result: their products are nothing but this traffic.
     """
-    shape, number, kernels = job.model, BYTES[job.formats.compute], job.profile.kernels
+    shape, number, kernels = job.model, BYTES[job.formats.compute], job.kernels
     if kind.mixer == "convolution":
         return np.full(len(c), number * moved(blocks(shape.extra)[kind.block]))
     parts = max(1, layer.norms)

@@ -36,9 +36,25 @@ def _moved_bytes(job: Job) -> float:
     """
     if job.workload.optimizer != "adamw" or job.profile.update_kernels == "one":
         return touched_bytes(job)
+    if job.profile.update_kernels == "partitions":
+        return _partition_bytes(job)
     if job.profile.update_kernels == "stages":
         return touched_bytes(job) + _LAMB
     return 4.0 * BYTES[job.formats.parameter] + 2.0 * BYTES[job.formats.gradient] + 7.0 * job.state_bytes
+
+
+def _partition_bytes(job: Job) -> float:
+    """Bytes per element of an update of DeepSpeed's ZeRO, of weights w and gradients g wide, beside the norm's reading: gradients in float64 are written and read (16), then
+    copied into one tensor (2 g) and, where they are of 16 bits, into float32 (g + 4); that is scaled (8), Adam reads the gradient and reads and writes
+    weight and moments in float32 (28), and the weight is copied (4 + w); in fp16 gradients are summed in float32 before, for overflows (g + 8)
+    (deepspeedai/DeepSpeed 022f223: deepspeed/runtime/zero/stage_1_and_2.py, get_grad_norm_direct and step; stage3.py, _prepare_fp32_grad_for_sub_group)."""
+    weight, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
+    widened = gradient + _FP32 if gradient < _FP32 else 0.0
+    checked = gradient + 2.0 * _FP32 if job.formats.compute == "float16" else 0.0
+    return checked + 16.0 + 2.0 * gradient + widened + 2.0 * _FP32 + 7.0 * _FP32 + _FP32 + weight
+
+
+_FP32 = 4.0
 
 
 def touched_bytes(job: Job) -> float:

@@ -27,6 +27,19 @@ def targets(shape: ModelShape) -> list[tuple[int, int]]:
     return [size for name, size in sizes(shape).items() if name in chosen]
 
 
+def moved_beside(job: Job) -> tuple[float, float]:
+    """Elements per token that forward and backward read and write beside the products of all adapters of a layer."""
+    inputs, outputs = (sum(sizes) for sizes in zip(*targets(job.model), strict=True))
+    two_gradients_added = 3 * inputs
+    if job.profile.kernels.adapts == "joint":  # the product reads what it is added to
+        return outputs, two_gradients_added
+    read_two_write_one, scaled = 3 * outputs, 2 * outputs
+    if job.profile.kernels.adapts == "compiled":
+        return read_two_write_one, two_gradients_added + scaled
+    dropped = (2 + 1 / 2) * inputs
+    return dropped + scaled + read_two_write_one, two_gradients_added + dropped + scaled
+
+
 def trained(shape: ModelShape, kinds: Sequence[LayerKind], k: int) -> int:
     """Elements of all adapters of a stage on the fullest of k shards."""
     r = shape.adapters.rank if shape.adapters else 0

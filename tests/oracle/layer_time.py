@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from types import SimpleNamespace
 
+from strategist.catalog import rows
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer, Matrix, build_layer
@@ -17,6 +19,17 @@ from tests.oracle.rates import attention_peak_FLOPs, kept, matmul_seconds, memor
 from tests.oracle.stages import Layout
 
 STATE_SPACE = ("mamba1", "mamba2", "gated-delta", "short-conv", "lightning")
+MOVED = (
+    "norm",
+    "residual",
+    "rotary",
+    "gated",
+    "plain",
+    "dropout",
+    "logit_bytes",
+    "score_forward_bytes",
+    "score_backward_bytes",
+)
 COMPUTE_TERMS = ("matmul", "attention", "elementwise", "moe_dispatch", "host")
 
 
@@ -37,6 +50,22 @@ class Pass:
 def device_of(job: Job) -> Gpu:
     """The device that decides how long a synchronous step takes."""
     return job.cluster.slowest.gpu
+
+
+def kernels_of(job: Job) -> SimpleNamespace:
+    """What kernels move: the framework's, or for a library's modules those of a model of this sort in these numbers."""
+    own = {name: getattr(job.profile.kernels, name) for name in MOVED}
+    if job.profile.kernels.modules:
+        sort = "layernorm"
+        if "rms" in job.model.norm:
+            sort = "rmsnorm"
+        elif job.model.family in ("gpt2", "gpt-neo", "gpt-j", "phi"):
+            sort = "tanh"
+        rests, computes = (BYTES[name] for name in (job.formats.parameter, job.formats.compute))
+        numbers = "wide" if computes == 4 else "mixed" if rests == 4 else "low"
+        asked = (job.profile.kernels.modules, sort, numbers)
+        own = next(row for row in rows("modules") if (row["name"], row["sort"], row["numbers"]) == asked)
+    return SimpleNamespace(**{name: own[name] for name in MOVED})
 
 
 def _product(job: Job, m: float, n: float, k: float) -> float:
@@ -171,7 +200,7 @@ def _span(shape: ModelShape, kind: LayerKind, seq_len: int) -> int:
 
 def _unfused(job: Job, layout: Layout, kind: LayerKind) -> tuple[float, float]:
     """Scores written out: 2 products of 2 d FLOP each over the whole square, and their traffic."""
-    gpu, kernels, d = device_of(job), job.profile.kernels, job.model.head_dim
+    gpu, kernels, d = device_of(job), kernels_of(job), job.model.head_dim
     scores = job.model.heads / layout["tp"] * _span(job.model, kind, job.workload.seq_len) * tokens(job, layout)
     peak = attention_peak_FLOPs(gpu, job.workload.precision)
     if gpu.vendor == "NVIDIA" and d % 8 and gpu.fp32_FLOPs:
@@ -188,7 +217,7 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
         own = convolutions.moved_bytes(job, tokens(job, layout), convolutions.of(job.model, kind))
         once = own / memory_Bps(device_of(job))
         return Pass(once, 2 * once, redone(job, layout, "elementwise") * once)
-    shape, layer, kernels = job.model, build_layer(job.model, kind), job.profile.kernels
+    shape, layer, kernels = job.model, build_layer(job.model, kind), kernels_of(job)
     q, width = layer.norms, _activated(job, layout, kind)
     inside = (kernels.gated if shape.mlp_gated else kernels.plain) * width
     if kind.mixer in ATTENTION:
@@ -214,11 +243,10 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     number, T, rate = BYTES[job.formats.compute], tokens(job, layout), memory_Bps(device_of(job))
     first, second = adapters.unpacking(job, number)
     packed = adapters.packed(shape, [kind], 1)
-    read = sum(outputs for _, outputs in adapters.targets(shape))
-    added = 3 * sum(inputs for inputs, _ in adapters.targets(shape))
-    forward = once + (number * T * read + packed * first) / rate
+    there, back = adapters.moved_beside(job)
+    forward = once + (number * T * there + packed * first) / rate
     return Pass(
-        forward, 2 * once + (number * T * added + packed * second) / rate, redone(job, layout, "elementwise") * forward
+        forward, 2 * once + (number * T * back + packed * second) / rate, redone(job, layout, "elementwise") * forward
     )
 
 
@@ -338,7 +366,7 @@ def head_time(job: Job, layout: Layout) -> dict[str, Pass]:
     if job.profile.pads_vocabulary:
         padded = ceil(padded / 64) * 64
     once = _head_product(job, T, padded, shape.hidden)
-    loss = T * shape.vocab / layout["tp"] * job.profile.kernels.logit_bytes / memory_Bps(device_of(job))
+    loss = T * shape.vocab / layout["tp"] * kernels_of(job).logit_bytes / memory_Bps(device_of(job))
     products = 1 + job.trainable if shape.adapters is None else 1
     if layout.get("loss") == "chunked":
         chunk = ceil(T / ceil(shape.vocab / shape.hidden))

@@ -1687,14 +1687,13 @@ def _of_pipeline(
         return
     heads = _at_heads(job, layout, stage, kinds)
     bodies, forwards = [first, again], [forward(0), forward(1), forward(2)]
+    if v > 1:  # which pass holds most is not foreseen: each is looked at, but for those that are like one before
+        every = [around(layout, stage, number) for number in range(v * m)]
+        forwards = bodies = [Stage(job, layout, stage, kinds, at) for at in dict.fromkeys(every)]
     if _holds_early(layout):
-        every = [backward(number) for number in range(v * m)]
-        bodies = [heads[1], first, *_fullest(every, (0,), range(1, v - 1))]
-        fed = [forward(number) for number, step in enumerate(every) if step.at.alternates]
-        forwards = list(_fullest(fed, (v - 1,), (0,), range(1, v - 1)))
-    elif v > 1:
-        fullest = max(range(v * m), key=lambda k: (sum(around(layout, stage, k).flight), k))
-        forwards = bodies = [*bodies, heads[1], backward(fullest)]
+        fed = dict.fromkeys(around_forward(layout, stage, number) for number, at in enumerate(every) if at.alternates)
+        runs = [Stage(job, layout, stage, kinds, at) for at in fed]
+        forwards = list(_fullest(runs, (v - 1,), (0,), range(1, v - 1)))
     for step in heads:
         yield from step.heads()
     for step in forwards:

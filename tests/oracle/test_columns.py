@@ -646,6 +646,24 @@ def test_a_layer_behind_which_none_is_gathered_counts_where_it_holds_most() -> N
     _assert_same_stages((job, [PLAIN | axes | {"schedule": "gpipe", "micro_batch": 2, "accumulation": 16}]))
 
 
+@pytest.mark.parametrize("zero", [0, 2, 3])
+@pytest.mark.parametrize("chunks", [2, 4])
+@pytest.mark.parametrize("schedule", ["interleaved", "looped_bfs"])
+def test_no_pass_of_chunks_in_turn_holds_more_than_those_looked_at(schedule: str, chunks: int, zero: int) -> None:
+    """Of small feed-forward parts, whose gradients weigh about as much as what a pass keeps: of as many passes as fill the
+    pipeline once, when forward passes run out, and of more."""
+    shape = ModelShape(
+        name="narrow", family="random", kind="decoder", layers=16, hidden=512, vocab=1000, ffn_hidden=96, heads=8,
+        kv_heads=4, head_dim=64, mlp_gated=False,
+    )  # fmt: skip
+    axes = {"pp": 4, "dp_replicate": 2, "virtual_stages": chunks, "schedule": schedule, "zero": zero}
+    for micro, accumulation, recompute in ((4, 4, "full"), (1, 8, "none"), (2, 16, "selective")):
+        work = Workload(seq_len=256, global_batch=2 * micro * accumulation, precision="fp16")
+        job = Job(cluster=trimmed("dgx-h100", 8), model=shape, workload=work, profile=find_profile("fsdp1"))
+        rest = {"micro_batch": micro, "accumulation": accumulation, "recompute": recompute}
+        _assert_same_stages((job, [PLAIN | axes | rest]))
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @NIGHTLY

@@ -116,7 +116,7 @@ def _unit_calls(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]
     both = job.model.tied and layout["pp"] == 1
     ends = int(stage == 0) + int(stage == last_stage(layout) and not both)
     kept = 1.0 / layout["accumulation"] if layout["pp"] > 1 else 1.0  # a pipeline gathers and reduces once a step
-    gathers, again = (1.0, 1.0) if layout["zero"] == 3 else (kept, 0.0)
+    gathers, again = (1.0, 1.0) if layout["zero"] == 3 else (0.0 if job.profile.stays_whole else kept, 0.0)
     if (
         job.profile.kernels.hooks_again and layout["recompute"] == "full"
     ):  # hooks of a layer's modules run whenever it does
@@ -267,8 +267,15 @@ EIGHT_BIT_BYTES = 2 * (1 + 4 + 4 + 4 + 4 + 4) + 12 + 8 + 16 + 2 * (4 + 8 + 8 + 5
 """Read and written per element by our 8-bit update, one operation after the other."""
 
 
-def _adamw_bytes(kernels: str, w: float, g: float, both: float) -> float:
+def _adamw_bytes(job: Job, w: float, g: float, both: float) -> float:
     """Read and written per element by an update in so many kernels; `both` are the moments."""
+    kernels = job.profile.update_kernels
+    if kernels == "partitions":
+        norm = 8 + 8  # of float64, whose making reads what the norm reads in any case
+        summed = (g + 4) + 4 if job.formats.compute == "float16" else 0
+        one_tensor, wide = g + g, (g + 4 if g < 4 else 0)
+        scaled, adam, copied = 4 + 4, 4 * 4 + 3 * 4, 4 + w
+        return summed + norm + one_tensor + wide + scaled + adam + copied
     if kernels == "one":
         return 2 * (w + both) + g
     if kernels == "stages":  # change written; norms of weight and change; both read again
@@ -293,7 +300,7 @@ def _update(job: Job, layout: Layout) -> tuple[float, float]:
         touched = EIGHT_BIT_BYTES
     if layout["offload"] == "none":
         waits = served.seconds(job, layout, touched) if served.is_served(layout) else 0.0
-        moved = touched if job.workload.optimizer != "adamw" else _adamw_bytes(job.profile.update_kernels, s, g, o)
+        moved = touched if job.workload.optimizer != "adamw" else _adamw_bytes(job, s, g, o)
         return (moved + job.profile.gradient_passes * g) * owned / memory_Bps(gpu), waits
     link = (gpu.host_Bps or gpu.memory_Bps) * share("host_link_share", gpu)
     update = touched * owned / share("host_update_Bps", gpu)

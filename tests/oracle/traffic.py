@@ -443,10 +443,13 @@ def _data_rows(
     if zero < 2:
         times = _between_replicas(job, layout) if layout["tp"] > 1 else 1
         yield Row("dp", "all-reduce", "backward", r * own, times, *ranks, reduced)
-    if zero == 1:
+    stays = zero == 2 and job.profile.stays_whole
+    if zero == 1 or stays:
         op = "all-gather" if job.profile.updates == "whole" else "broadcast"
         yield Row("dp", op, "", s * elements, 1, *sharing, tensors * trains)
-    if zero >= 2:
+    if stays:
+        yield Row("dp", "all-reduce", "backward", r * own, _once_per_step(layout), *ranks, reduced)
+    elif zero >= 2:
         gathers = 1 if zero == 2 and pp > 1 else m
         yield Row("dp", "all-gather", "forward", c * elements - spared, gathers, *ranks, units)
         yield Row("dp", "reduce-scatter", "backward", r * own, _once_per_step(layout), *ranks, reduced)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.device.report import kernels
+from strategist.facts.adapters import as_trained, with_adapters
 from strategist.facts.attention import attention_FLOP
 from strategist.facts.clusters import load_cluster
 from strategist.facts.gpus import gpu_by_id
@@ -18,6 +19,7 @@ from strategist.facts.model import layer_sequence
 from strategist.facts.models import load_model
 from strategist.facts.parameters import count
 from strategist.facts.profile import (
+    Adapts,
     Hides,
     Profile,
     UpdateKernels,
@@ -254,18 +256,68 @@ def test_single_operations_of_an_update_cost_what_a_fused_one_saved() -> None:
     assert 0.7 < saved / (tokens / 27648 - tokens / 28399) < 1.05
 
 
+def test_modules_of_transformers_move_what_autocast_widens_and_single_operations_repeat() -> None:
+    """GPT-2's GELU is nine operations by its tanh and float32 under autocast, BERT's is one in 16 bits; so autocast costs GPT-2 more, and BERT's layers least of all
+    (huggingface/transformers: activations.py, NewGELUActivation; pytorch: aten/src/ATen/autocast_mode.h)."""
+
+    def moved(name: str, profile: str) -> float:
+        asked = job(find_profile(profile), model=load_model(name), workload=Workload(seq_len=512, global_batch=64))
+        return seconds(timed(asked, "dp=16,mbs=4"), "elementwise")
+
+    low, mixed = (moved("gpt2-medium", profile) for profile in ("deepspeed", "hf-trainer"))
+    plain, widened = (moved("bert-large-uncased", profile) for profile in ("deepspeed", "hf-trainer"))
+    assert mixed / low > 1.5
+    assert low / plain > 2
+    assert widened > plain
+    assert mixed - low > widened - plain
+
+
+def test_zero_2_of_deepspeed_keeps_weights_and_reduces_all_gradients_for_every_micro_batch() -> None:
+    """Weights stay whole, so that with one micro-batch ZeRO-2 sends what ZeRO-1 does; with four, all gradients three times more
+    (deepspeed/runtime/zero/stage_1_and_2.py, allreduce_and_scatter)."""
+    asked = job(find_profile("deepspeed"))
+
+    def sent(strategy: str) -> float:
+        times = timed(asked, strategy)
+        return float(times.exposed["dp"][0] + times.hidden["dp"][0])
+
+    gradients = sent("dp=16,zero=0,mbs=4")
+    assert sent("dp=16,zero=2,mbs=4") == pytest.approx(sent("dp=16,zero=1,mbs=4"), rel=1e-6)
+    assert sent("dp=16,zero=2,mbs=1") == pytest.approx(sent("dp=16,zero=1,mbs=1") + 3 * gradients, rel=1e-6)
+
+
+def test_adapters_in_single_operations_move_their_input_twice_and_their_result_six_times_more() -> None:
+    """Beside one product that scales and adds, operations of torch drop the input (2 numbers and a byte of mask in either pass), write the scaled result, read it
+    again with the frozen one and write the sum, and scale the gradient (huggingface/peft: src/peft/tuners/lora/layer.py)."""
+    shape = with_adapters(load_model("llama-3.1-8b"), "lora", 16, ("q", "down"))
+    asked = as_trained(job(find_profile("hf-trainer"), model=shape))
+
+    def moved(adapts: Any) -> float:
+        kernels = replace(asked.profile.kernels, adapts=adapts)
+        times = timed(replace(asked, profile=replace(asked.profile, kernels=kernels)), "dp=16,mbs=1")
+        return seconds(times, "elementwise")
+
+    joint, compiled, apart = (moved(adapts) for adapts in get_args(Adapts))
+    numbers = 4 * 4096 * 32  # of one width, in a step of four micro-batches through all layers
+    inputs, outputs = numbers * (4096 + 14336), numbers * (4096 + 4096)
+    rate = memory_Bps(asked.cluster.slowest.gpu) / 2
+    assert (compiled - joint) * rate == pytest.approx(4 * outputs, rel=1e-3)
+    assert (apart - joint) * rate == pytest.approx(5 * inputs + 6 * outputs, rel=1e-3)
+
+
 def test_updates_of_lamb_and_single_operations_move_more() -> None:
-    """One kernel moves 28 bytes of a weight in fp32, LAMB's two stages 48, torch's operations 80; other optimizers do not ask."""
+    """One kernel moves 28 bytes of a weight in fp32, LAMB's two stages 48, torch's operations 80, DeepSpeed's partitions 68; other optimizers do not ask."""
     asked = job(find_profile("hf-trainer"), workload=Workload(seq_len=4096, global_batch=64))
 
     def update(kernels: Any, optimizer: Any = "adamw") -> float:
         own = replace(asked, workload=replace(asked.workload, optimizer=optimizer))
         return seconds(timed(replace(own, profile=replace(own.profile, update_kernels=kernels)), "dp=16"), "optimizer")
 
-    one, stages, operations = (update(kernels) for kernels in get_args(UpdateKernels))
+    one, stages, operations, partitions = (update(kernels) for kernels in get_args(UpdateKernels))
     norms = asked.profile.gradient_passes * 4.0
     assert stages / one == pytest.approx((48 + norms) / (28 + norms), rel=1e-6)
     assert operations / one == pytest.approx((80 + norms) / (28 + norms), rel=1e-6)
+    assert partitions / one == pytest.approx((68 + norms) / (28 + norms), rel=1e-6)
     assert update("operations", "sgd") == update("one", "sgd")
 
 
