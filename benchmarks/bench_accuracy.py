@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,24 +20,23 @@ from benchmarks.held_out import (
     LATER,
     MEMORY_RUNS,
     RUNS,
-    Error,
-    all_bounds,
-    as_factors,
-    bounds,
-    frameworks_of,
     left_out,
     memory_errors,
-    nearest,
+    peak_bounds,
     time_errors,
 )
 from benchmarks.held_out import scored as of_quality
 from benchmarks.record import circumstances, write
+from benchmarks.spreads import Spreads, Timed, score, spreads_of
+from benchmarks.spreads import over_sources as mean_over_sources
+from strategist.accuracy.bounds import Error
 from strategist.accuracy.judge import Judged, judge
 from strategist.accuracy.scores import Group, grouped, scored, verdicts
 from strategist.accuracy.scores import memory_errors as memory_fits
 from strategist.accuracy.table import read_runs
 from strategist.facts.calibration import shipped_factors
-from strategist.planner.write import ANYWHERE, Place
+from strategist.planner.write import FEW_RUNS, FEW_SOURCES
+from strategist.timing.intervals import Bounds
 
 BARS: Mapping[str, float] = {"factor": 1.12, "within_10": 0.64, "within_25": 0.84}
 """What was reached and must be kept, averaged over sources; the aim is 1.12, 0.50 and 0.75."""
@@ -110,7 +109,7 @@ def figures(plain: Sequence[Judged], shipped: Sequence[Judged]) -> dict[str, Any
         "fitted": dict(FITTED),
         "memory": memory_by_source((*good, *only)),
         "verdicts": asdict(verdicts((*good, *only))),
-        "intervals": intervals(time_errors(good)),
+        "intervals": intervals(spreads_of(time_errors(good))),
         "held_out": held_out(time_errors(good)),
         "memory_held_out": memory_held_out(memory_errors((*good, *only))),
         "flagged": flagged(good),
@@ -129,18 +128,15 @@ def _without(judged: Sequence[Judged]) -> dict[str, Any]:
     }
 
 
-def later(known: Sequence[Error]) -> dict[str, Any]:
-    """Runs that were collected after the formulas, by source, under the factors that ship, and the share of them that lies inside the intervals
-    of all other runs."""
+def later(known: Sequence[Timed]) -> dict[str, Any]:
+    """Runs that were collected after the formulas, by source, under the factors that ship, and how the intervals of all other runs hold on them."""
     judged = of_quality(judge(read_runs(str(LATER)), shipped_factors()))
     everything, *groups = grouped(judged, ("source",))
-    own, frameworks, errors = all_bounds(known), frameworks_of(known), time_errors(judged)
-    limits = [nearest(own, error.places, frameworks) for error in errors]
-    inside = [low <= error.value <= high for error, (low, high) in zip(errors, limits, strict=True)]
+    errors, spreads = time_errors(judged), spreads_of(known)
     return {
         "all": _summary(everything),
         "over_sources": over_sources(groups),
-        "coverage": round(sum(inside) / len(inside), 3),
+        "held": how_they_hold(errors, [spreads.bounds(run) for run in errors]),
         "verdicts": asdict(verdicts(judged)),
         "sources": [{"source": group.key["source"], **_summary(group)} for group in groups],
     }
@@ -203,13 +199,12 @@ def _used(one: Judged) -> tuple[str, str]:
 
 
 def flagged(judged: Sequence[Judged]) -> dict[str, float]:
-    """Runs on chips without bounds of their own, or of frameworks that no other source has, which plans flag as outside calibrated ground
+    """Runs on devices with few runs, or of frameworks that no other source has, which plans flag as outside calibrated ground
     (the latter would be, were their source not there): how many, the median of |predicted / measured - 1| among them, and among the others."""
     known = time_errors(judged)
-    own = all_bounds(known)
-    sources = Counter(framework for _, framework in {(error.source, error.places[0].framework) for error in known})
+    spreads = spreads_of(known)
     off = {
-        inside: [abs(math.expm1(-error.value)) for error in known if _is_inside(error, own, sources) is inside]
+        inside: [abs(math.expm1(-run.value)) for run in known if _is_inside(run, spreads) is inside]
         for inside in (True, False)
     }
     return {
@@ -219,8 +214,9 @@ def flagged(judged: Sequence[Judged]) -> dict[str, float]:
     }
 
 
-def _is_inside(error: Error, own: Collection[Place], sources: Mapping[str, int]) -> bool:
-    return error.places[-1] in own and sources[error.places[0].framework] > 1
+def _is_inside(run: Timed, spreads: Spreads) -> bool:
+    chip, framework = (spreads.distances[name] for name in run.names)
+    return chip.runs >= FEW_RUNS and chip.sources >= FEW_SOURCES and framework.sources > 1
 
 
 def _summary(group: Group) -> dict[str, Any]:
@@ -246,27 +242,40 @@ def points(judged: Sequence[Judged]) -> list[tuple[float, float]]:
     return [(_digits(a), _digits(b)) for a, b in pairs if a is not None]
 
 
-def intervals(known: Sequence[Error]) -> list[dict[str, Any]]:
-    """What the catalogue's `intervals` should say of times, by neighbourhood: factors on a predicted step."""
-    return [{**place._asdict(), **as_factors(own)} for place, own in all_bounds(known).items()]
-
-
-def held_out(known: Sequence[Error]) -> dict[str, Any]:
-    """Coverage and width of intervals whose bounds come from all sources but the run's own."""
-    covered: dict[str, list[bool]] = {}
-    widths = []
-    for source in sorted({error.source for error in known}):
-        theirs = [error for error in known if error.source != source]
-        others, frameworks = all_bounds(theirs), frameworks_of(theirs)
-        for error in (error for error in known if error.source == source):
-            low, high = nearest(others, error.places, frameworks)
-            covered.setdefault(source, []).append(low <= error.value <= high)
-            widths.append((high - low) / 2)
-    hits = [hit for own in covered.values() for hit in own]
+def intervals(found: Spreads) -> dict[str, Any]:
+    """What the catalogue's `intervals` and `distances` should say of times: factors on a step that is all of one part, and how many times as far
+    the runs of a device or a framework lie."""
     return {
-        "coverage": round(sum(hits) / len(hits), 3),
-        "median_half_width": round(math.expm1(float(np.median(widths))), 3),
-        "sources": {name: round(sum(own) / len(own), 3) for name, own in covered.items() if len(own) >= MIN_LISTED},
+        "parts": {part: [round(math.exp(side), 2) for side in own] for part, own in found.parts.items()},
+        "distances": [[*name, round(own.times, 2), own.runs, own.sources] for name, own in found.distances.items()],
+        "unknown": round(found.unknown, 2),
+    }
+
+
+def held_out(known: Sequence[Timed]) -> dict[str, Any]:
+    """How intervals hold that all sources but the run's own made, and the share of those inside by source."""
+    without = {
+        name: spreads_of([run for run in known if run.source != name]) for name in sorted({run.source for run in known})
+    }
+    limits = [without[run.source].bounds(run) for run in known]
+    inside: dict[str, list[bool]] = {}
+    for run, (low, high) in zip(known, limits, strict=True):
+        inside.setdefault(run.source, []).append(low <= run.value <= high)
+    return {
+        **how_they_hold(known, limits),
+        "sources": {name: round(sum(own) / len(own), 3) for name, own in sorted(inside.items()) if len(own) >= MIN_LISTED},
+    }  # fmt: skip
+
+
+def how_they_hold(runs: Sequence[Timed], limits: Sequence[Bounds]) -> dict[str, float]:
+    """The share of runs inside their intervals, the same with every source counting alike, half the width of the middle one, and the score."""
+    inside = [float(low <= run.value <= high) for run, (low, high) in zip(runs, limits, strict=True)]
+    scores = [score(run.value, own) for run, own in zip(runs, limits, strict=True)]
+    return {
+        "coverage": round(float(np.mean(inside)), 3),
+        "coverage_over_sources": round(mean_over_sources(runs, inside), 3),
+        "median_half_width": round(math.expm1(float(np.median([high - low for low, high in limits])) / 2), 3),
+        "score_over_sources": round(mean_over_sources(runs, scores), 3),
     }
 
 
@@ -274,7 +283,7 @@ def memory_held_out(known: Sequence[Error]) -> dict[str, float]:
     """Coverage of the interval of peaks, its bounds from all sources but the run's own."""
     hits = []
     for source in sorted({error.source for error in known}):
-        low, high = bounds([error for error in known if error.source != source], ANYWHERE) or (0.0, 0.0)
+        low, high = peak_bounds([error for error in known if error.source != source]) or (0.0, 0.0)
         hits += [low <= error.value <= high for error in known if error.source == source]
     return {"rows": len(hits), "coverage": round(sum(hits) / len(hits), 3)}
 

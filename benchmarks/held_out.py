@@ -1,6 +1,6 @@
 """Factors and intervals that ship, fitted to the published runs; and every source judged by those of all others.
 
-`make calibration` runs this: it writes the catalogue's `calibration` and `intervals`, and results/calibration.json with every run
+`make calibration` runs this: it writes the catalogue's `calibration`, `intervals` and `distances`, and results/calibration.json with every run
 that they rest on.
 """
 
@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from benchmarks.record import ROOT, circumstances, write
-from strategist.accuracy.bounds import Bounds, Error
-from strategist.accuracy.bounds import bounds as bounds_of
+from benchmarks.spreads import KINDS, Spreads, Timed, spreads_of
+from strategist.accuracy.bounds import Error, bounds
 from strategist.accuracy.calibrate import Judged, calibrate, factors_of, factors_without
 from strategist.accuracy.judge import judge
 from strategist.accuracy.table import Run, read_runs
 from strategist.catalog import FOLDER, rows
 from strategist.document.calibration import Calibration
 from strategist.facts.calibration import Factor
-from strategist.planner.write import ANYWHERE, Place, neighbourhoods
+from strategist.planner.write import ANYWHERE
+from strategist.timing.intervals import UNKNOWN, Bounds, Distance
 
 RUNS = ROOT / "benchmarks/truth/training.csv"
 MEMORY_RUNS = ROOT / "benchmarks/truth/memory.csv"
@@ -30,14 +31,10 @@ LATER = ROOT / "benchmarks/truth/later.csv"
 SCORED = ("A", "B")
 SPREAD = 0.0125
 """How far shipped factors may stray: docs/decisions/0149 and 0150 have what other spreads do to sources left out."""
-MIN_SOURCES = 3
-"""Sources that a neighbourhood needs for bounds of its own."""
-MIN_RUNS = 20
-"""Runs that it needs: the middle 80 % of fewer is two runs' own noise."""
+MIN_SOURCES, MIN_RUNS = 3, 20
+"""Sources and runs that bounds of peaks need: the middle 80 % of fewer runs is two runs' own noise."""
 OURS = "strategist"
 """The profile of our own executor."""
-ROOM = 1.5
-"""How much wider, in logarithms, bounds are where they rest on other devices' runs."""
 
 
 def scored(judged: Iterable[Judged]) -> list[Judged]:
@@ -68,10 +65,16 @@ def left_out(plain: Sequence[Judged]) -> list[Judged]:
     return [found[one.run["id"]] for one in plain]
 
 
-def time_errors(judged: Iterable[Judged]) -> list[Error]:
-    """The errors of every step time."""
+def time_errors(judged: Iterable[Judged]) -> list[Timed]:
+    """The errors of every step time, with what the steps are made of."""
     return [
-        Error(one.run["source"], neighbourhoods(one.job), math.log(one.measured_s / one.step_s))
+        Timed(
+            one.run["source"],
+            one.job.cluster.slowest.gpu.chip,
+            one.job.profile.name,
+            one.parts,
+            math.log(one.measured_s / one.step_s),
+        )
         for one in with_time(judged)
     ]
 
@@ -86,41 +89,9 @@ def memory_errors(judged: Iterable[Judged]) -> list[Error]:
     ]
 
 
-def bounds(known: Iterable[Error], place: Place) -> Bounds | None:
-    """The middle 80 % of the errors in a neighbourhood, None with fewer than MIN_SOURCES sources or MIN_RUNS runs there."""
-    return bounds_of(known, place, MIN_SOURCES, MIN_RUNS)
-
-
-def wider(own: Bounds | None) -> Bounds:
-    """Bounds for what has no runs of its own. Raises ValueError where there are none to widen."""
-    if own is None:
-        raise ValueError(f"fewer than {MIN_SOURCES} sources")
-    return ROOM * own[0], ROOM * own[1]
-
-
-def all_bounds(known: Sequence[Error]) -> dict[Place, Bounds]:
-    """Bounds of every neighbourhood that has them, and those of anywhere."""
-    places = sorted({place for error in known for place in error.places})
-    found = {place: bounds(known, place) for place in places}
-    return {ANYWHERE: wider(bounds(known, ANYWHERE))} | {place: own for place, own in found.items() if own is not None}
-
-
-def nearest(known: Mapping[Place, Bounds], places: Sequence[Place], frameworks: Collection[str]) -> Bounds:
-    """The bounds of the nearest neighbourhood that has any; of a framework that no run was of, no closer than those of anywhere."""
-    low, high = next((known[place] for place in places if place in known), known[ANYWHERE])
-    if not places or places[0].framework in frameworks:
-        return low, high
-    return min(low, known[ANYWHERE][0]), max(high, known[ANYWHERE][1])
-
-
-def frameworks_of(known: Iterable[Error]) -> list[str]:
-    """The frameworks of some runs, and our own executor, whose kernels and steps were measured (benchmarks/device/rows)."""
-    return sorted({error.places[0].framework for error in known if error.places} | {OURS})
-
-
-def as_factors(own: Bounds) -> dict[str, float]:
-    """Bounds as factors on a prediction."""
-    return {"low": round(math.exp(own[0]), 2), "high": round(math.exp(own[1]), 2)}
+def peak_bounds(known: Iterable[Error]) -> Bounds | None:
+    """The middle 80 % of the errors of peaks."""
+    return bounds(known, ANYWHERE, MIN_SOURCES, MIN_RUNS)
 
 
 def factor_rows(factors: Iterable[Factor], judged: Sequence[Judged]) -> list[dict[str, Any]]:
@@ -135,27 +106,38 @@ def factor_rows(factors: Iterable[Factor], judged: Sequence[Judged]) -> list[dic
     return found
 
 
-HOW = "middle 80 % of measured over predicted {what} of published runs (benchmarks/truth), each source under factors fitted without it, sources of n runs weighing sqrt(n); `make calibration`"
+HOW = "measured over predicted {what} of published runs (benchmarks/truth), each source under factors fitted without it; `make calibration`"
+"""Where intervals come from."""
+FITTED = f"ours: fitted (benchmarks/spreads.py) to {HOW.format(what='step times')}"
+ALONE = "ours: kernels and steps of our own executor were measured on an H100 and two H200 (benchmarks/device/rows); in no published run, so as far as any may lie"
 
 
-def interval_rows(times: Sequence[Error], peaks: Sequence[Error]) -> list[dict[str, Any]]:
-    """Rows of the catalogue's `intervals`."""
-    found = [_row("time", place, own, HOW.format(what="step times")) for place, own in all_bounds(times).items()]
-    found[0] |= {"basis": "derived", "source": f"ours: over all devices, with half as much room again in logarithms, for those without runs of {MIN_SOURCES} sources: {HOW.format(what='step times')}"}  # fmt: skip
-    found[0] |= {"frameworks": frameworks_of(times)}
-    memory = bounds(peaks, ANYWHERE)
-    return [*found, *([] if memory is None else [_row("memory", ANYWHERE, memory, HOW.format(what="peaks"))])]
+def interval_rows(found: Spreads, peaks: Sequence[Error]) -> list[dict[str, Any]]:
+    """Rows of the catalogue's `intervals`: of a step that is all of one part, and of a peak."""
+    of_parts = [_row("time", part, own, FITTED) for part, own in found.parts.items()]
+    memory = peak_bounds(peaks)
+    text = f"ours: middle 80 % of {HOW.format(what='peaks')}, sources of n runs weighing sqrt(n)"
+    return [*of_parts, *([] if memory is None else [_row("memory", "", memory, text)])]
 
 
-def _row(name: str, place: Place, own: Bounds, how: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        **place._asdict(),
-        **as_factors(own),
-        "unit": "1",
-        "basis": "measured",
-        "source": f"ours: {how}",
-    }
+def _row(name: str, part: str, own: Bounds, text: str) -> dict[str, Any]:
+    low, high = (round(math.exp(side), 2) for side in own)
+    return {"name": name, "part": part, "low": low, "high": high, "unit": "1", "basis": "measured", "source": text}
+
+
+def distance_rows(found: Spreads) -> list[dict[str, Any]]:
+    """Rows of the catalogue's `distances`: of those without runs, every device and framework with some, and our own executor."""
+    unknown = Distance(found.unknown, 0, 0)
+    return [
+        *(_distance(kind, UNKNOWN, unknown, FITTED) for kind in KINDS),
+        *(_distance(*name, own, FITTED) for name, own in found.distances.items()),
+        _distance("framework", OURS, unknown, ALONE),
+    ]
+
+
+def _distance(kind: str, name: str, own: Distance, text: str) -> dict[str, Any]:
+    basis = "measured" if own.runs else "assumed"
+    return {"kind": kind, "name": name, "times": round(own.times, 2), "runs": own.runs, "sources": own.sources, "unit": "1", "basis": basis, "source": text}  # fmt: skip
 
 
 def calibration_of(judged: Sequence[Judged]) -> Calibration:
@@ -177,7 +159,9 @@ def ship() -> dict[str, Any]:
     found = calibration_of(plain)
     peaks = memory_errors((*plain, *scored(judge(read_runs(str(MEMORY_RUNS))))))
     _write("calibration", factor_rows(found.factors, plain))
-    _write("intervals", interval_rows(time_errors(left_out(plain)), peaks))
+    spreads = spreads_of(time_errors(left_out(plain)))
+    _write("intervals", interval_rows(spreads, peaks))
+    _write("distances", distance_rows(spreads))
     rows.cache_clear()
     return {**circumstances(("strategist", "numpy", "scipy")), "spread": SPREAD, "calibration": asdict(found), "rows": names(plain)}  # fmt: skip
 

@@ -71,17 +71,30 @@ def accuracy_page(result: Mapping[str, Any]) -> str:
             "",
             "## Intervals",
             "",
-            "Factors on a predicted step that hold the middle 80 % of errors, by neighbourhood (catalogue: `intervals`): chip (compute",
-            "capability), framework, and width of the hidden states (narrow: up to 2,048; wide: from 8,192). The nearest that has runs of",
-            "three sources counts.",
+            "Factors on a predicted step that hold the middle 80 % of errors depend on what it is made of (catalogue: `intervals`). A step that were all",
+            "of one part (time_model.md, the last section) would have these; the logarithms of any other's are the mean of its parts', weighted by seconds:",
             "",
-            "| chip | framework | width | low | high |",
+            "| part | low | high |",
+            "|---|---|---|",
+            *(f"| {part} | {low:.2f} | {high:.2f} |" for part, (low, high) in result["intervals"]["parts"].items()),
+            "",
+            "Both logarithms are multiplied by how many times as far as usual the runs of its device and of its framework lie (catalogue: `distances`): as far as",
+            f"the runs say, the nearer to 1 the fewer of them there are, and a little more for what they leave open; {result['intervals']['unknown']:.2f} for one without any.",
+            "`explain` says whose a plan's width is.",
+            "",
+            "| chip or framework | times as far | runs | sources |",
+            "|---|---|---|---|",
+            *(f"| {name} | {times:.2f} | {runs} | {sources} |" for _, name, times, runs, sources in result["intervals"]["distances"]),
+            "",
+            "How they hold, made without a run's own source, and on runs collected later (decision 0210; the score is the interval score of Gneiting and Raftery",
+            "2007: width, and ten times what lies outside):",
+            "",
+            "| runs | inside | inside, over sources | median half-width | score, over sources |",
             "|---|---|---|---|---|",
-            *(f"| {own['chip']} | {own['framework'] or 'any'} | {own['width'] or 'any'} | {own['low']:.2f} | {own['high']:.2f} |" for own in result["intervals"]),
+            _held("of the table, without their source", result["held_out"]),
+            _held("collected later", result["later"]["held"]),
             "",
-            f"With bounds from all sources but a run's own, {_percent(result['held_out']['coverage'])} of the runs lie inside;",
-            f"the median half-width is {_percent(result['held_out']['median_half_width'])}. Of {result['memory_held_out']['rows']} measured peaks"
-            f" {_percent(result['memory_held_out']['coverage'])} lie inside the interval of peaks, made in the same way.",
+            f"Of {result['memory_held_out']['rows']} measured peaks {_percent(result['memory_held_out']['coverage'])} lie inside the interval of peaks, the middle 80 % of those of all other sources.",
             "",
             "| source with at least 20 runs | inside |",
             "|---|---|",
@@ -157,7 +170,7 @@ def _later(found: Mapping[str, Any]) -> Iterator[str]:
         _row("all of them", found["all"]),
         "",
         f"Averaged over sources: factor {found['over_sources']['factor']:.3f}, {_percent(found['over_sources']['within_10'])} within 10 %, {_percent(found['over_sources']['within_25'])} within 25 %."
-        f" {_percent(found['coverage'])} lie inside their interval of 80 %. Of those that ran, {oom['fits_and_ran']} are predicted to fit and {oom['refused_but_ran']} are not; of those that went",
+        f" {_percent(found['held']['coverage'])} lie inside their interval of 80 %. Of those that ran, {oom['fits_and_ran']} are predicted to fit and {oom['refused_but_ran']} are not; of those that went",
         f"out of memory, {oom['refused_and_oom']} are predicted to and {oom['fits_but_oom']} are not.",
         "",
         "| rows | missing |",
@@ -165,6 +178,12 @@ def _later(found: Mapping[str, Any]) -> Iterator[str]:
         *(f"| {number} | {reason} |" for reason, number in found["all"]["skipped"].items()),
         "",
     )  # fmt: skip
+
+
+def _held(what: str, held: Mapping[str, float]) -> str:
+    """How intervals hold on some runs."""
+    shares = " | ".join(_percent(held[name]) for name in ("coverage", "coverage_over_sources", "median_half_width"))
+    return f"| {what} | {shares} | {held['score_over_sources']:.3f} |"
 
 
 def _signed(share: float) -> str:

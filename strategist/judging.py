@@ -17,6 +17,7 @@ from strategist.facts.keeping import find_keeping
 from strategist.facts.profile import (
     AUTOCAST,
     ENGINE,
+    as_compiled,
     deepspeed_profile,
     merges_copies,
     with_dispatcher,
@@ -241,7 +242,7 @@ def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
     if isinstance(state, int) and isinstance(copies, int):
         profile = with_states(profile, "adamw", state, copies)
     if says.get("compile") is True:
-        profile = with_habits(profile, kernels="compiled")
+        profile = as_compiled(profile)
     if says.get("attention") == "flash":
         profile = with_habits(profile, attention="flash")
     merges = merges_copies(_word(says, "dispatcher") or "")

@@ -11,6 +11,7 @@ import numpy as np
 
 from strategist.facts.calibration import Near
 from strategist.planner.write import ANYWHERE, Place
+from strategist.timing.intervals import Bounds
 
 NOISE = 0.03
 """ln of how far repeats of one run differ, which no bound is closer than: 2 to 5 % in the middle (benchmarks/truth/README.md)."""
@@ -18,8 +19,6 @@ OUTSIDE = 0.1
 """The share of runs that lies below an interval of 80 %, and above it."""
 FARTHEST = 10.0
 """No interval of a calibration goes beyond so many times a prediction, as no factor does."""
-Bounds = tuple[float, float]
-"""ln of what a prediction is multiplied by, low and high."""
 
 
 class Error(NamedTuple):

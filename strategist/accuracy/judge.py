@@ -13,7 +13,7 @@ from strategist.facts.job import Job
 from strategist.memory.buffers import workspace_bytes
 from strategist.memory.estimate import Peaks, peak_memory
 from strategist.planner.search import Watch
-from strategist.planner.write import interval
+from strategist.planner.write import peak_interval
 from strategist.records import dataclass, field, replace
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code
 from strategist.timing.calibrated import part_seconds
@@ -68,7 +68,7 @@ class Judged:
     @property
     def is_tight(self) -> bool:
         """Whether the device's size lies within the interval of peaks, so that the other verdict is as good as the formulas can tell."""
-        bounds, size = interval("memory", self.job), self.job.cluster.smallest.memory_bytes
+        bounds, size = peak_interval(), self.job.cluster.smallest.memory_bytes
         return self.needed_bytes * bounds.low <= size <= self.needed_bytes * bounds.high
 
     def comparable_bytes(self, kind: str) -> int:

@@ -12,9 +12,10 @@ from strategist.accuracy.scores import BY, Group
 from strategist.document.calibration import Calibration
 from strategist.errors import InputError, did_you_mean, shown
 from strategist.facts.calibration import Factor, Near, on_parts, shipped_factors
-from strategist.planner.write import Interval, interval
+from strategist.planner.write import step_interval
 from strategist.records import replace
 from strategist.reports.lines import Line, Span, line, table, wrapped
+from strategist.timing.intervals import Interval
 from strategist.units import counted, plain_text
 
 INDENT = 14
@@ -68,7 +69,7 @@ def _row(one: Judged, near: tuple[Near, ...]) -> dict[str, Any]:
 
 def _interval(one: Judged, near: tuple[Near, ...]) -> Interval:
     """The interval of a run's step under a calibration that has its own."""
-    return interval("time", replace(one.job, near=near))
+    return step_interval(replace(one.job, near=near), one.parts)
 
 
 def accuracy_text(groups: Sequence[Group], listed: Sequence[Judged], width: int, *, quiet: bool) -> list[Line]:

@@ -23,6 +23,7 @@ COMMAND = Command(
 
 def run(options: Namespace) -> int:
     """Print the tree of a plan; sealed, unsealed and edited plans are all read, and the report says which."""
+    from strategist.reports.interval import interval_account
     from strategist.reports.text import explain_text  # NumPy: help and misspelt flags need none of it
     from strategist.reports.tree import plan_tree
 
@@ -34,6 +35,7 @@ def run(options: Namespace) -> int:
             {
                 "seal": seal_state(plan),
                 "tree": plan_tree(plan, observed),
+                "interval": interval_account(plan),
                 "reasons": plan.reasons,
                 "refusals": plan.refusals,
             }

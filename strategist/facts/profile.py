@@ -319,6 +319,13 @@ def with_habits(
     )
 
 
+def as_compiled(profile: Profile) -> Profile:
+    """The profile of a run that compiles its blocks, by the name that the catalogue has for such runs, if it has one."""
+    found = with_habits(profile, kernels="compiled")
+    name = next(row.get("compiled_as") for row in rows("profiles") if row["name"] == profile.name)
+    return found if name is None else replace(found, name=name, title=find_profile(name).title)
+
+
 def with_dispatcher(
     profile: Profile, *, merges: bool | None = None, fp8: bool = False, overlaps: bool = False
 ) -> Profile:

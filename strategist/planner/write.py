@@ -22,30 +22,20 @@ from strategist.document.estimate import (
 )
 from strategist.document.plan import Economics, Hint, Mesh, NumberFormats, Request, Stage, Strategy
 from strategist.errors import ImpossibleError
-from strategist.facts.calibration import Near
-from strategist.facts.hardware import Basis
+from strategist.facts.calibration import Near, Part
 from strategist.facts.job import Job
 from strategist.facts.model import layer_sequence
 from strategist.facts.runs import stage_of_head
 from strategist.memory.estimate import Ledger, ledger
 from strategist.planner.search import Found
-from strategist.records import dataclass
 from strategist.space.candidates import LAYERS_OF, OF_STAGE, Candidates
 from strategist.space.engines import own_job
 from strategist.space.shares import groups
 from strategist.space.stages import head_in_layers, stage_chunks
-from strategist.timing.calibrated import TOO_LONG_NS
+from strategist.timing.calibrated import TOO_LONG_NS, part_seconds
 from strategist.timing.estimate import StepTimes, mfu, model_FLOP
+from strategist.timing.intervals import Interval, distance_of, is_known, names_of, published_interval
 from strategist.units import format_gib
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """An 80 % interval as factors on a value, and how it is known."""
-
-    low: float
-    high: float
-    basis: Basis
 
 
 class Place(NamedTuple):
@@ -70,53 +60,44 @@ def neighbourhoods(job: Job) -> tuple[Place, ...]:
     return (Place(chip, framework, width), Place(chip, "", width), Place(chip))
 
 
-@cache
-def _intervals(name: str) -> Mapping[Place, Interval]:
-    """Every interval of a prediction by name (catalogue: intervals)."""
-    return {
-        Place(row["chip"], row["framework"], row["width"]): Interval(row["low"], row["high"], row["basis"])
-        for row in rows("intervals")
-        if row["name"] == name
-    }
-
-
 def near_job(job: Job) -> tuple[Near, ...]:
     """Those of its owner's errors that are of runs like a job, the nearest first."""
     known = {Place(near.chip, near.framework, near.width): near for near in job.near}
     return tuple(known[place] for place in neighbourhoods(job) if place in known)
 
 
-def interval(name: str, job: Job) -> Interval:
-    """The interval of a prediction by name: of a step that of its owner's nearest runs, if there are any; else that of the nearest
-    neighbourhood of a job that has published runs, or of runs on any device, which no step of a framework without runs is closer than."""
-    for own in near_job(job) if name == "time" else ():
-        return Interval(own.low, own.high, "measured")
-    known = _intervals(name)
-    found = next((known[place] for place in neighbourhoods(job) if place in known), known[ANYWHERE])
-    if name != "time" or job.profile.name in _frameworks():
-        return found
-    anywhere = known[ANYWHERE]
-    return Interval(min(found.low, anywhere.low), max(found.high, anywhere.high), anywhere.basis)
+def step_interval(job: Job, seconds: Mapping[Part, float]) -> Interval:
+    """The interval of a step that takes so many seconds in each part: that of its owner's nearest runs, if there are any, else that of
+    published runs."""
+    for own in near_job(job):
+        return Interval(own.low, own.high)
+    return published_interval(names_of(job.cluster, job.model, job.profile.name), seconds)
 
 
 @cache
-def _frameworks() -> frozenset[str]:
-    """Profiles whose published runs, or whose own, were held against predictions (catalogue: intervals, of any device)."""
-    return frozenset(name for row in rows("intervals") for name in row.get("frameworks", ()))
+def peak_interval() -> Interval:
+    """The interval of peaks, whatever the device (catalogue: intervals)."""
+    row = next(row for row in rows("intervals") if row["name"] == "memory")
+    return Interval(row["low"], row["high"])
+
+
+FEW_RUNS, FEW_SOURCES = 20, 3
+"""Published runs on devices of one design, and sources of them, below which somebody is told that there are few."""
 
 
 def outside_known_errors(job: Job) -> tuple[Hint, ...]:
-    """A warning where the interval of the step rests on other devices', other frameworks' or other models' errors."""
+    """A warning where few runs or none tell how far steps like this one lie from their predictions."""
     device = job.cluster.slowest.gpu
     if job.model.is_convolutional:
-        text = "No published run of a network of convolutions is in the calibration: the interval of the step is that of language models on any device (docs/accuracy.md lists what ResNets took)."
+        text = "No published run of a network of convolutions is in the calibration: the interval of the step is that of language models, and wider (docs/accuracy.md lists what ResNets took)."
         return (Hint(code="W_UNCALIBRATED", sentence=text),)
     if device.vendor == "CPU" or near_job(job):
         return ()
-    if Place(device.chip) not in _intervals("time"):
-        text = f"Too few published runs on devices like {device.title} ({device.arch}, {device.chip}) were held against these formulas; the interval of the step is that of runs on other devices, and wider."
-    elif job.profile.name not in _frameworks():
-        text = f"No published run of {job.profile.title} was held against these formulas; the interval of the step is that of other frameworks on any device, and wider."
+    seen = distance_of("chip", device.chip)
+    if seen.runs < FEW_RUNS or seen.sources < FEW_SOURCES:
+        text = f"Too few published runs on devices like {device.title} ({device.arch}, {device.chip}) were held against these formulas: the interval of the step rests mostly on other devices' errors, and is wider."
+    elif not is_known("framework", job.profile.name):
+        text = f"No published run of {job.profile.title} was held against these formulas: the interval of the step rests on other frameworks' errors, and is wider."
     else:
         return ()
     return (Hint(code="W_UNCALIBRATED", sentence=text),)
@@ -222,7 +203,7 @@ def memory_ledger(job: Job, candidate: Candidates) -> MemoryLedger:
     table = ledger(job, group)
     stages = tuple(_stage_memory(table, stage) for stage in range(group.pp))
     peak = max(stage.device for stage in stages)
-    bounds = interval("memory", job)
+    bounds = peak_interval()
     estimate = Estimate(float(peak), float(round(peak * bounds.low)), float(round(peak * bounds.high)), "B", "derived")
     return MemoryLedger(stages, estimate, job.cluster.smallest.memory_bytes, job.usable_bytes)
 
@@ -254,7 +235,9 @@ def time_ledger(job: Job, times: StepTimes, row: int) -> TimeLedger:
         if times.exposed[name][row] or times.hidden[name][row]
     )
     step_ns = int(times.step[row])
-    seconds, bounds = step_ns / 1e9, interval("time", job)
+    own = {name: column[row : row + 1] for name, column in times.exposed.items()}
+    parts = {part: float(spent[0]) for part, spent in part_seconds(own).items()}
+    seconds, bounds = step_ns / 1e9, step_interval(job, parts)
     return TimeLedger(
         terms=terms,
         step_ns=step_ns,

@@ -15,6 +15,7 @@ from strategist.reports.brief import (
     option_words,
     time_lines,
 )
+from strategist.reports.interval import interval_lines
 from strategist.reports.lines import Line, line, wrapped
 from strategist.reports.text import stage_lines
 from strategist.reports.tree import plan_tree, tree_lines
@@ -34,6 +35,7 @@ def prediction_text(found: Prediction, width: int = 80) -> list[Line]:
         *time_lines(found, width),
         line(""),
         *tree_lines(plan_tree(found), width),
+        *interval_lines(found, width),
         *stage_lines(found, width),
         *hint_lines(found, width),
     ]

@@ -20,6 +20,7 @@ from strategist.reports.brief import (
     unrestricted_lines,
     verified_lines,
 )
+from strategist.reports.interval import interval_lines
 from strategist.reports.lines import Line, Span, line, table, wrapped
 from strategist.reports.tree import plan_tree, rungs_of, tree_lines
 from strategist.units import counted, format_gib
@@ -48,6 +49,7 @@ def details(plan: Plan, width: int = 80, observed: Sequence[Observed] = ()) -> l
     return [
         line(""),
         *tree_lines(plan_tree(plan, observed), width, rungs_of(plan, observed)),
+        *interval_lines(plan, width),
         *stage_lines(plan, width),
         *_verified(plan, width),
         *_rules(plan, width),

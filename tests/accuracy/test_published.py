@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bench_accuracy import BARS, FALSE_OOM, MEMORY_BARS, alone, figures
-from benchmarks.held_out import MIN_RUNS, Error, bounds, fitted, left_out, names, scored
+from benchmarks.held_out import MIN_RUNS, fitted, left_out, names, peak_bounds, scored
 from benchmarks.record import read
 from docs.accuracy_bars import bars
-from strategist.accuracy.bounds import NOISE
+from strategist.accuracy.bounds import NOISE, Error
 from strategist.accuracy.judge import judge
 from strategist.catalog import rows
 from strategist.facts.calibration import shipped_factors
-from strategist.planner.write import Place
 from tests.accuracy.published import published, shipped
 
 
@@ -50,10 +49,14 @@ def test_committed_figures_are_todays() -> None:
 
 @pytest.mark.slow
 def test_shipped_intervals_are_those_of_the_published_runs() -> None:
-    """The catalogue's intervals of the step are the middle of the errors of sources left out, neighbourhood by neighbourhood."""
-    kept = ("chip", "framework", "width", "low", "high")
-    found = [{name: row[name] for name in kept} for row in rows("intervals") if row["name"] == "time"]
-    assert found == today()["intervals"]
+    """The catalogue's intervals of parts and distances of devices and frameworks are those of the errors of sources left out."""
+    found = today()["intervals"]
+    parts = {row["part"]: [row["low"], row["high"]] for row in rows("intervals") if row["name"] == "time"}
+    assert parts == found["parts"]
+    columns = ("kind", "name", "times", "runs", "sources")
+    distances = [[row[name] for name in columns] for row in rows("distances")]
+    assert [one for one in distances if one[3]] == found["distances"]
+    assert {one[2] for one in distances if not one[3]} == {found["unknown"]}
 
 
 @pytest.mark.slow
@@ -102,12 +105,12 @@ def test_runs_of_a_source_left_out_move_no_factor_of_it() -> None:
 @given(st.lists(st.floats(-1, 1), min_size=MIN_RUNS + MIN_RUNS // 2, max_size=60))
 def test_bounds_hold_the_prediction_and_most_errors(values: list[float]) -> None:
     """They lie on both sides of zero, and errors of three equal sources outside of them are few."""
-    known = [Error(f"lab {n % 3}", (Place("9.0"),), value) for n, value in enumerate(values)]
-    low, high = bounds(known, Place("9.0")) or (1.0, -1.0)
+    known = [Error(f"lab {n % 3}", (), value) for n, value in enumerate(values)]
+    low, high = peak_bounds(known) or (1.0, -1.0)
     assert low <= -NOISE < NOISE <= high
     assert sum(not low <= value <= high for value in values) <= 0.25 * len(values) + 1
-    assert bounds([error for error in known if error.source != "lab 0"], Place("9.0")) is None
-    assert bounds(known[: MIN_RUNS - 1], Place("9.0")) is None
+    assert peak_bounds([error for error in known if error.source != "lab 0"]) is None
+    assert peak_bounds(known[: MIN_RUNS - 1]) is None
 
 
 @pytest.mark.slow

@@ -102,7 +102,9 @@ def test_a_compiled_model_of_torchtitan_is_counted_as_such(more: str, profile: s
     """As with the profile of that name; one whose loss alone is compiled is not."""
     text, words = TOML.format(model="", more=f"[compile]\n{more}"), ("--hardware", "dgx-h100")
     other = TOML.format(model="", more="")
-    assert same(weighed(tmp_path, "a.toml", text, *words), weighed(tmp_path, "b.toml", other, *words, "--framework", profile))  # fmt: skip
+    found, beside = weighed(tmp_path, "a.toml", text, *words), weighed(tmp_path, "b.toml", other, *words, "--framework", profile)  # fmt: skip
+    assert same(found, beside)
+    assert found["framework"] == profile
 
 
 NEOX: dict[str, Any] = {
