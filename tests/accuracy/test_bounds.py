@@ -85,10 +85,10 @@ def test_intervals_are_those_of_ones_own_runs(tmp_path: Path) -> None:
         assert digest(plan) != digest(usual)
     elsewhere = {"model": "llama-3-8b", "hardware": "dgx-a100-80gb", "strategy": "dp=8,zero=3"}
     theirs = predict(**elsewhere, calibration=str(tmp_path / "calibration.json")).time.step
-    assert theirs.high / theirs.value == pytest.approx(
-        predict(**elsewhere).time.step.high / predict(**elsewhere).time.step.value,
-        rel=1e-3,  # factors of the framework move shares of the step a little
-    )
+    others = predict(**elsewhere).time.step
+    # factors of the framework move what its steps elsewhere are made of a little, and the width with it
+    assert theirs.high / theirs.value == pytest.approx(others.high / others.value, rel=0.01)
+    assert theirs.high / theirs.low < 0.9 * width(erratic)
 
 
 @pytest.mark.slow
