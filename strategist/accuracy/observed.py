@@ -11,7 +11,7 @@ from strategist.document.write import digest
 from strategist.errors import ImpossibleError, InputError, StaleError, shown
 from strategist.planner.predict import filled, job_of, pins_of
 from strategist.records import replace
-from strategist.timing.calibrated import part_seconds
+from strategist.timing.calibrated import parts_of_one
 
 FLAG = "OBSERVED"
 PLAN = "plan.json"
@@ -61,5 +61,5 @@ def judged_run(path: str) -> Judged:
         row,
         Case(path, job, tuple(layout.items()), Measured(step_s, None, "", is_oom=False)),
         step_s=float(times.step[0]) / 1e9,
-        parts={part: float(seconds[0]) for part, seconds in part_seconds(times.exposed).items()},
+        parts=parts_of_one(times.exposed),
     )

@@ -116,8 +116,7 @@ def in_company(step: Step, others: Situation, at: Column | None, rows: Column) -
     count = others.others.shape[1]
     place = np.arange(count) if at is None else at.copy()
     place[rows] = count + own
-    fullest = others.others.shape[0] - 1
-    every = _joined(others.of([*range(fullest + 1), fullest]), backward)
+    every = _joined(others.of([*range(len(others.others)), -1]), backward)
     return LookedAt(every.of(slice(2)), every, _joined(others.of(slice(1, None)), forward), place)
 
 

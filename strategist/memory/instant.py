@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -111,3 +111,8 @@ class Instant:
         """How many instants lie along each of the axes in front."""
         every = (self.terms, *(part.terms for part in self.parts))
         return np.broadcast_shapes(*(held.shape[:-2] for terms in every for held in terms.values()))
+
+
+def only(where: Mask, instants: Iterable[Instant]) -> Iterator[Instant]:
+    """The instants where a mask of stages is set, and nothing elsewhere."""
+    return (instant.where(where) for instant in instants)

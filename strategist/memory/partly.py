@@ -16,7 +16,7 @@ import numpy as np
 
 from strategist.errors import InternalError
 from strategist.facts.job import Job
-from strategist.memory.instant import NONE, Instant
+from strategist.memory.instant import NONE, Instant, only
 from strategist.memory.instants import instants
 from strategist.memory.layers import LayerInstants, Layers
 from strategist.memory.step import Step
@@ -230,8 +230,8 @@ def partly_recomputed(
         instant
         for own, side, made_of, stages in parts
         if stages.any()
-        for instant in _on_some(
-            instants(job, own, counts, side, at_rest, settled, at_loss=at_loss, made_of=made_of), stages
+        for instant in only(
+            stages, instants(job, own, counts, side, at_rest, settled, at_loss=at_loss, made_of=made_of)
         )
     )
 
@@ -242,13 +242,8 @@ def _side(layers: Layers) -> SideLayers:
     return layers
 
 
-def _on_some(found: Iterable[Instant], stages: Mask) -> Iterator[Instant]:
-    """The same instants on some stages alone, (S,)."""
-    return (instant.where(stages) for instant in found)
-
-
 def of_others(step: Step, instants_of: Callable[[Step], Iterable[Instant]]) -> Iterator[Instant]:
     """Instants of the layers of the other side, on stages that have some."""
     if not isinstance(step, SideStep):
         raise InternalError("INTERNAL", "A step has no layers apart.", hint="Please report this.")
-    yield from _on_some(instants_of(step.other_side), step.other_side.layers.group.has_layers)
+    yield from only(step.other_side.layers.group.has_layers, instants_of(step.other_side))

@@ -194,7 +194,7 @@ class Step:
 
     def _of(self, group: Group, rows: Column, situation: Situation, at: Column) -> Step:
         """Passes of some candidates, which are a group; what is the same in all passes is taken from the others once, and kept beside these: with
-        the group itself it would be a circle, whose memory nobody gives back soon."""
+        the group itself it would be a circle, whose memory nobody gives back soon. The layers hold their group, so no other gets its number."""
         key = "shared", id(group)
         if key not in self.group.known:
             resting = rows_of(self.at_rest, rows), rows_of(self.settled, rows)

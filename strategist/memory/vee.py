@@ -29,7 +29,7 @@ import numpy as np
 
 from strategist.columns import stage_by_stage
 from strategist.facts.job import Job
-from strategist.memory.instant import END, Instant
+from strategist.memory.instant import END, Instant, only
 from strategist.memory.layers import joins_at_once
 from strategist.memory.situations import Situation
 from strategist.memory.step import Step
@@ -40,7 +40,6 @@ from strategist.memory.weight_passes import (
     first_part,
     kept,
     loose,
-    only,
     second_part,
 )
 from strategist.records import dataclass, replace

@@ -20,7 +20,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
 from strategist.memory.backward import attention_gradients_C
-from strategist.memory.instant import END, LAYERS, LOSS, Instant
+from strategist.memory.instant import END, LAYERS, LOSS, Instant, only
 from strategist.memory.layers import joins_at_once
 from strategist.memory.logits import gradient_bytes_CS, held_logits_CS, loss_bytes_CS, waiting_logits_CS
 from strategist.memory.saved import Cut
@@ -230,11 +230,6 @@ def whole_instants(group: Group, instants: Iterable[Instant]) -> Iterator[Instan
 def _splits(group: Group) -> Mask:
     """Stages whose backward passes come in two parts, (C, S)."""
     return np.asarray(on_stages(group.candidates.is_word("schedule", "zb_h1"), ~group.is_first))
-
-
-def only(where: Mask, instants: Iterable[Instant]) -> Iterator[Instant]:
-    """The instants where a mask of stages is set, and nothing elsewhere."""
-    return (instant.where(where) for instant in instants)
 
 
 def split_end(step: Step, update: Instant) -> Iterator[Instant]:

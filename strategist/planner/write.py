@@ -32,7 +32,7 @@ from strategist.space.candidates import LAYERS_OF, OF_STAGE, Candidates
 from strategist.space.engines import own_job
 from strategist.space.shares import groups
 from strategist.space.stages import head_in_layers, stage_chunks
-from strategist.timing.calibrated import TOO_LONG_NS, part_seconds
+from strategist.timing.calibrated import TOO_LONG_NS, parts_of_one
 from strategist.timing.estimate import StepTimes, mfu, model_FLOP
 from strategist.timing.intervals import Interval, distance_of, is_known, names_of, published_interval
 from strategist.units import format_gib
@@ -236,8 +236,7 @@ def time_ledger(job: Job, times: StepTimes, row: int) -> TimeLedger:
     )
     step_ns = int(times.step[row])
     own = {name: column[row : row + 1] for name, column in times.exposed.items()}
-    parts = {part: float(spent[0]) for part, spent in part_seconds(own).items()}
-    seconds, bounds = step_ns / 1e9, step_interval(job, parts)
+    seconds, bounds = step_ns / 1e9, step_interval(job, parts_of_one(own))
     return TimeLedger(
         terms=terms,
         step_ns=step_ns,

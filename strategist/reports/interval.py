@@ -14,7 +14,7 @@ from strategist.facts.calibration import Part
 from strategist.facts.profile import find_profile
 from strategist.reports.brief import INDENT
 from strategist.reports.lines import Line, line, wrapped
-from strategist.timing.calibrated import part_seconds
+from strategist.timing.calibrated import parts_of_one
 from strategist.timing.intervals import Names, names_of, published_interval, widths
 from strategist.units import format_seconds
 
@@ -77,4 +77,4 @@ def _seconds(plan: Costed) -> dict[Part, float]:
     exposed = {name: np.zeros(1, np.int64) for name in TIME_TERMS}
     for term in plan.time.terms:
         exposed[term.name][0] = term.exposed_ns
-    return {part: float(spent[0]) for part, spent in part_seconds(exposed).items()}
+    return parts_of_one(exposed)

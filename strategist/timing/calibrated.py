@@ -40,6 +40,11 @@ def part_seconds(exposed: Mapping[str, Column]) -> dict[Part, Reals]:
     return {part: seconds * idle for part, seconds in sums.items()}
 
 
+def parts_of_one(exposed: Mapping[str, Column]) -> dict[Part, float]:
+    """The same of one candidate."""
+    return {part: float(spent[0]) for part, spent in part_seconds(exposed).items()}
+
+
 def scaled(terms: Mapping[str, Column], factors: Mapping[Part, float]) -> dict[str, Column]:
     """Nanoseconds of every term under some factors, whole again, (C,) each. Terms that nothing moves stay the columns that they were."""
     moved = {
