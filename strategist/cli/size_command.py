@@ -64,7 +64,11 @@ def run(options: Namespace) -> int:
     deliver(
         found,
         options,
-        lambda: largest_text(found, width()) if isinstance(found, Largest) else sizing_text(found, width()),
+        lambda: (
+            largest_text(found, width())
+            if isinstance(found, Largest)
+            else sizing_text(found, width(), verbose=options.verbose)
+        ),
     )
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from strategist.document.sizing import Largest, Machines, Sizing
@@ -14,8 +15,9 @@ from strategist.units import counted, format_count, format_duration, format_gib,
 INDENT = 12
 
 
-def sizing_text(found: Sizing, width: int = 80) -> list[Line]:
-    """The whole report in lines of at most `width` columns."""
+def sizing_text(found: Sizing, width: int = 80, *, verbose: bool = False) -> list[Line]:
+    """The whole report in lines of at most `width` columns; machines that fewer of their kind outrun only where it is `verbose`."""
+    shown = list(found.looked_at) if verbose else worth_their_devices(found.looked_at)
     work = found.workload
     parameters = format_count(count(found.model).total)
     unit = found.model.unit
@@ -32,7 +34,8 @@ def sizing_text(found: Sizing, width: int = 80) -> list[Line]:
         *_answer("fastest", found.fastest, width),
         line(""),
         *wrapped("", "looked at", width, indent=0, style="key"),
-        *table([_cells(machines) for machines in found.looked_at], width, right=(0, 2, 3, 4, 5)),
+        *table([_cells(machines) for machines in shown], width, right=(0, 2, 3, 4, 5)),
+        *_outrun(len(found.looked_at) - len(shown), width),
         line(""),
         *_failures(found.least, width),
     ]  # fmt: skip
@@ -50,6 +53,17 @@ def largest_text(found: Largest, width: int = 80) -> list[Line]:
         *wrapped("largest", f"{title}: {words(found.value)} {unit}{beyond}", width, indent=INDENT, style="title", label_style="good"),
         *wrapped("", text, width, indent=INDENT),
     ]  # fmt: skip
+
+
+def worth_their_devices(looked_at: Sequence[Machines]) -> list[Machines]:
+    """Those of which no fewer devices of the same kind end as early: more of them would be paid for nothing."""
+    best: dict[str, float] = {}
+    worth = []
+    for machines in sorted(looked_at, key=lambda one: one.gpus):
+        if machines.run_seconds < best.get(machines.gpu, math.inf):
+            best[machines.gpu] = machines.run_seconds
+            worth.append(machines)
+    return worth
 
 
 def _positions(found: Largest) -> str:
@@ -113,6 +127,12 @@ def _cells(machines: Machines) -> tuple[str, ...]:
         "" if machines.cost is None else f"cost {format_count(machines.cost)}",
         f"{late}{machines.family}",
     )
+
+
+def _outrun(number: int, width: int) -> Iterator[Line]:
+    if number:
+        text = f"and {counted(number, 'size')} at which fewer of the same devices end as early (--verbose)"
+        yield from wrapped("", text, width, indent=INDENT, style="dim")
 
 
 def _failures(machines: Machines, width: int) -> Iterator[Line]:

@@ -374,11 +374,46 @@ def command_of(name: str) -> Command:
 
 
 def test_the_report_shows_what_the_document_holds() -> None:
-    """Every size that was looked at has a line, and the assumptions stand in front of the answers."""
+    """With --verbose every size that was looked at has a line, and the assumptions stand in front of the answers."""
     document = call(*WORDS, "--gpu", "h100", "--json").document
-    text = call(*WORDS, "--gpu", "h100").out
-    assert all(machines["family"] in text for machines in document["looked_at"])
+    text = call(*WORDS, "--gpu", "h100", "--verbose").out
+    listed = text[text.index("looked at") :]
+    for machines in document["looked_at"]:
+        assert re.search(
+            rf"^ *{machines['gpus']:,} .*\b{format_duration(machines['run_seconds'])} ", listed, re.MULTILINE
+        )
     assert text.index("assumed A1") < text.index("least") < text.index("fastest") < text.index("looked at")
+
+
+def test_sizes_that_end_no_earlier_than_fewer_devices_are_counted_and_not_listed() -> None:
+    """The short report has a line for each kind's devices that fewer of them do not outrun, and says how many it leaves out."""
+    words = (
+        "size",
+        "--model",
+        "gpt2",
+        "--tokens",
+        "10B",
+        "--deadline",
+        "3h",
+        "--global-batch",
+        "64",
+        "--gpu",
+        "h100,a100-sxm-80gb",
+        "--nodes",
+        "7",
+    )
+    looked_at = call(*words, "--json").document["looked_at"]
+    outrun = [
+        one for one in looked_at
+        if any(m["gpu"] == one["gpu"] and m["gpus"] < one["gpus"] and m["run_seconds"] <= one["run_seconds"] for m in looked_at)
+    ]  # fmt: skip
+    assert 0 < len(outrun) < len(looked_at)
+    text = call(*words).out
+    listed = re.findall(r"^ *([\d,]+)  (\S+) ", text[text.index("looked at") :], re.MULTILINE)
+    assert {(int(gpus.replace(",", "")), gpu) for gpus, gpu in listed} == {
+        (m["gpus"], m["gpu"]) for m in looked_at if m not in outrun
+    }
+    assert f"and {len(outrun)} size" in text
 
 
 LARGEST: dict[str, dict[str, Any]] = {
