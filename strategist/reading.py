@@ -136,10 +136,15 @@ def _decode(data: bytes, path: str, flag: str) -> str:
         ) from None
 
 
-def parse_json(text: str, flag: str) -> Any:
-    """The value of a JSON text. Raises InputError JSON (with line and column), NOT_FINITE, DUPLICATE_KEY."""
+def parse_json(text: str, flag: str, *, may_be_unbounded: bool = False) -> Any:
+    """The value of a JSON text. Raises InputError JSON (with line and column), NOT_FINITE, DUPLICATE_KEY.
+
+    Where numbers `may_be_unbounded`, Infinity and -Infinity are read as Python's own `json` writes them.
+    """
 
     def refuse_constant(word: str) -> Any:
+        if may_be_unbounded and word.endswith("Infinity"):
+            return float(word)
         raise InputError(
             "NOT_FINITE",
             f"{flag} contains {word}; only finite numbers are allowed.",
@@ -328,6 +333,15 @@ def read_document(path: str, flag: str) -> Any:
     """The value of a JSON, YAML or TOML file, by its ending, or of standard input, by its first line; anything else is read as JSON."""
     path = path_of(path, flag)
     return parse_document(path, read_text(path, flag), flag)
+
+
+def read_model_config(path: str, flag: str) -> Any:
+    """The value of a model's configuration. As `read_document`, but JSON may have Infinity: configurations of state-space models do
+    (`time_step_limit` of Mamba 2 has no upper end), and transformers writes it so."""
+    path = path_of(path, flag)
+    text = read_text(path, flag)
+    parse = parser_of(path, text)
+    return parse_json(text, flag, may_be_unbounded=True) if parse is parse_json else parse(text, flag)
 
 
 PARSERS: dict[str, Callable[[str, str], Any]] = {

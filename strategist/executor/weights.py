@@ -28,7 +28,7 @@ from strategist.executor.session import Session
 from strategist.facts.constants import PLAIN, Constants, constants_from
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import without_adapters
-from strategist.reading import checked, parse_json, read_text
+from strategist.reading import checked, parse_json, read_model_config, read_text
 from strategist.records import dataclass
 from strategist.runs.checkpoints import read_manifest
 
@@ -144,7 +144,7 @@ def _constants(place: Path, shape: ModelShape, files: Iterable[str]) -> Constant
     trained = _trained_with(place, files)
     config: Any = {}
     if (place / CONFIG).is_file():
-        config = parse_json(read_text(str(place / CONFIG), CONFIG), CONFIG)
+        config = read_model_config(str(place / CONFIG), CONFIG)
     elif trained is not None:
         return trained
     elif shape.pos == "rope":
@@ -342,7 +342,7 @@ def _require_same_router(folder: Path, shape: ModelShape) -> None:
     """The built-in router weighs the chosen experts by the softmax over them; a configuration may say that it was taken over all."""
     if shape.moe is None or _schemes(shape)[1] != "projections" or not (folder / CONFIG).is_file():
         return
-    config: Any = parse_json(read_text(str(folder / CONFIG), CONFIG), CONFIG)
+    config: Any = read_model_config(str(folder / CONFIG), CONFIG)
     said = config.get(NORMALISED, False) if isinstance(config, dict) else False
     if said is not True:
         raise ImpossibleError(

@@ -47,9 +47,9 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | ModelShape |
 def load_model_config(path: str, flag: str = "--model-config") -> ModelShape:
     """The shape described by a Hugging Face config.json (or the same in YAML or TOML)."""
     from strategist.facts.model_config import shape_from_config
-    from strategist.reading import read_document
+    from strategist.reading import read_model_config
 
-    return shape_from_config(read_document(path, flag), flag)
+    return shape_from_config(read_model_config(path, flag), flag)
 
 
 def _from_text(text: str, flag: str) -> ModelShape:

@@ -159,6 +159,20 @@ def test_yaml_configurations_are_read(tmp_path: Path) -> None:
     assert load_model(str(file)) == load_model(CONFIGS / "qwen3-8b.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "key"), [("nemotron-h-56b", "time_step_limit"), ("qwen3-8b", "a_key_that_nothing_reads")]
+)
+def test_infinity_is_read_where_transformers_writes_it(tmp_path: Path, name: str, key: str) -> None:
+    """Mamba 2's steps have no upper limit, and its configurations say `Infinity`; a number that the shape needs must still be one."""
+    config = json.loads((CONFIGS / f"{name}.json").read_text())
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**config, key: [0.0, float("inf")]}))
+    assert "Infinity" in file.read_text()
+    assert load_model(str(file)) == load_model(config)
+    file.write_text(json.dumps({**config, "hidden_size": float("inf")}))
+    assert refused(file).code == "TOO_LARGE"
+
+
 @pytest.mark.parametrize(("content", "code"), [(b"PK\x03\x04weights", "JSON"), (b"\x80\x04pickle", "JSON"), (b"[1, 2]", "TYPE"), (b"", "EMPTY_FILE"), (b'{"a": 1, "a": 2}', "DUPLICATE_KEY"), (b'{"a": NaN}', "NOT_FINITE")])  # fmt: skip
 def test_files_that_are_no_configuration_are_refused(tmp_path: Path, content: bytes, code: str) -> None:
     """Pickles, archives, lists, empty and ambiguous files are refused; nothing is unpickled."""
