@@ -168,7 +168,6 @@ def express(run: Run) -> Case:
     machines = machines_of(run)
     profile = _profile(run, machines)
     shape = as_made(shape_of(run), profile)
-    _as_long(run, shape)
     run = _of_images(run, shape) if shape.is_convolutional else run
     profile = replace(profile, launches_wait=launches_wait(run, machines), reduce_bucket=0)  # no row states it
     layout = _layout(run, profile, machines)
@@ -178,7 +177,11 @@ def express(run: Run) -> Case:
     shape = _adapted(shape, run, measured)
     known = tuple(name for name, _ in profile.optimizer_state_bytes)
     work = Workload(
-        seq_len=_seq_len(run), global_batch=batch, precision=_precision(run), optimizer=optimizer_of(run, known)
+        seq_len=_seq_len(run),
+        global_batch=batch,
+        precision=_precision(run),
+        optimizer=optimizer_of(run, known),
+        target_len=_target_len(run, shape, layout),
     )
     is_lora = method == "lora" and shape.adapters is None
     trainable = ADAPTERS if is_lora else 1.0
@@ -496,14 +499,20 @@ def _seq_len(run: Run) -> int:
     return int(longest[1]) if longest and not run.get("seq_len", "") and not _has_time(run) else needed(run, "seq_len")
 
 
-def _as_long(run: Run, shape: ModelShape) -> None:
-    """Raises Unexpressed for a decoder that works on other numbers of tokens than the encoder in front of it."""
+def _target_len(run: Run, shape: ModelShape, layout: Mapping[str, int]) -> int | None:
+    """Tokens of a decoder's sequence, where the run states that they are other than those of the encoder in front of it. Raises Unexpressed
+    where nothing says what such a run does: cut into stages, over ranks of one sequence, or with experts."""
     said = _DECODES.search(run.get("notes", ""))
     targets = int(said[1]) if said else whole(run, "target_len")
-    if shape.enc_layers and targets not in (None, whole(run, "seq_len")):
-        raise Unexpressed(
-            f"targets of {targets} tokens behind inputs of {run.get('seq_len', '')}: both are taken as long"
-        )
+    if not shape.enc_layers or targets in (None, whole(run, "seq_len")):
+        return None
+    lengths = f"targets of {targets} tokens behind inputs of {run.get('seq_len', '')}"
+    cut = next((axis for axis in ("pp", "cp") if layout[axis] > 1), "")
+    if cut:
+        raise Unexpressed(f"{lengths} under {cut} {layout[cut]}")
+    if shape.moe is not None:
+        raise Unexpressed(f"{lengths} with experts")
+    return targets
 
 
 def _of_images(run: Run, shape: ModelShape) -> Run:

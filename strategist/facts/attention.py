@@ -103,10 +103,11 @@ def normed_latents(shape: ModelShape, kind: LayerKind) -> int:
     return shape.mla.q_lora + shape.mla.kv_lora if shape.mla is not None and kind.mixer == "mla" else 0
 
 
-def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
-    """Forward FLOP per token of softmax attention in one layer: scores and values, causal models count what they
-    compute: half, or of a window the min(i, window) keys of the i-th query. Source: Dao 2023 (arXiv 2307.08691, section 4):
-    4 x seqlen^2 x head_dim x heads, halved when causal."""
+def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int, inputs: int | None = None) -> float:
+    """Forward FLOP per token of softmax attention in one layer over sequences of `seq_len`: scores and values, causal models count what they
+    compute: half, or of a window the min(i, window) keys of the i-th query. A decoder behind an encoder also meets the keys of all its
+    `inputs`, as many as `seq_len` where nothing is said (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.3). Source: Dao 2023 (arXiv
+    2307.08691, section 4): 4 x seqlen^2 x head_dim x heads, halved when causal."""
     if kind.mixer not in ("attention", "sliding", "mla"):
         return 0.0
     span = keys_met(shape, kind, seq_len)
@@ -115,7 +116,7 @@ def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
         width = shape.heads * (shape.mla.qk_nope + shape.mla.qk_rope + shape.mla.v_dim)
     else:
         width = 2 * shape.heads * shape.head_dim
-    cross = 2.0 * shape.heads * shape.head_dim * seq_len * 2.0 if kind.cross else 0.0
+    cross = 2.0 * shape.heads * shape.head_dim * (inputs or seq_len) * 2.0 if kind.cross else 0.0
     return 2.0 * span * causal * width + cross
 
 

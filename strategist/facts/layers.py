@@ -9,9 +9,12 @@ from strategist.facts.attention import attention, cross_attention, latent_attent
 from strategist.facts.convolutions import block_weights, blocks
 from strategist.facts.model import Adapters, LayerKind, ModelShape, Moe, Norm, Ssm, layer_counts
 from strategist.facts.weights import ADAPTER_ENDS, Matrix, Vector, Weights
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 
-__all__ = ["Layer", "Matrix", "Vector", "build_layer", "norm_size"]
+__all__ = ["KEYS_OF_INPUTS", "Layer", "Matrix", "Vector", "build_layer", "norm_size"]
+
+KEYS_OF_INPUTS = ("cross_k", "cross_v")
+"""Matrices of a decoder that read what the encoder in front of it gave (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ def build_layer(shape: ModelShape, kind: LayerKind) -> Layer:
     )
     vectors = tuple(v for v in (*mixer_vectors, *cross_vectors, *ffn_vectors, *own_vectors) if v.size)
     matrices = mixer + cross + ffn
+    if kind.cross:
+        matrices = tuple(m if m.name in KEYS_OF_INPUTS else replace(m, of_targets=True) for m in matrices)
     return Layer(
         matrices if shape.adapters is None else (*matrices, *_adapters(shape.adapters, matrices)), vectors, norms
     )

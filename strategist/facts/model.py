@@ -116,6 +116,13 @@ class ModelShape:
         return min(known, default=0) if self.pos == "learned" else 0
 
     @property
+    def input_positions(self) -> int:
+        """The same for what an encoder reads in front of a decoder, else for all: that of sound has a longer table than its decoder
+        (facts/families/encoder_decoder.py)."""
+        frames = dict(self.extra).get("enc_pos_rows", 0) if self.kind == "encdec-audio" else 0
+        return frames or self.learned_positions
+
+    @property
     def rotary_positions(self) -> int:
         """Tokens that somebody made a rotary model for, 0 for others: beyond them its angles are new to it."""
         return self.max_seq if self.pos == "rope" else 0

@@ -19,7 +19,8 @@ ADAPTER_ENDS = ("+a", "+b")
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A linear map of `inputs` to `outputs`. `copies` of it are stored and `used` of them see each token (experts). A convolution is
-    one that is applied at so many `positions` of a sample, whose input has `read` elements (0: each position has its own)."""
+    one that is applied at so many `positions` of a sample, whose input has `read` elements (0: each position has its own). With `of_targets` it is a decoder's behind an encoder and sees the tokens of
+    its sequence."""
 
     name: str
     inputs: int
@@ -30,6 +31,7 @@ class Matrix:
     used: int = 1
     positions: int = 1
     read: int = 0
+    of_targets: bool = False
 
     @property
     def weights(self) -> int:

@@ -10,7 +10,7 @@ from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.facts.runs import BREADTH_FIRST
 from strategist.space.candidates import Candidates, Reals, code
-from strategist.space.shares import Group, sequence_cut, tokens
+from strategist.space.shares import Group, sequence_cut, targets, tokens
 
 
 def in_flight_CS(group: Group) -> Reals:
@@ -37,9 +37,9 @@ def in_flight_CS(group: Group) -> Reals:
 @remembered
 def edges_CS(job: Job, group: Group) -> Reals:
     """Bytes kept behind the layers per micro-batch, (C, S): the final norm and the head's input, on the last stage; a frozen head
-    needs none."""
+    needs none. Behind an encoder there is as much, for its own norm and for what every layer of the decoder reads."""
     c, shape = group.candidates, job.model
-    count, compute = tokens(job, c), BYTES[job.formats.compute]
+    count, compute = targets(job, c) + (tokens(job, c) if shape.enc_layers else 0.0), BYTES[job.formats.compute]
     statistics = 4.0 * (1 if shape.norm == "rmsnorm" else 2)
     own = count * shape.hidden * compute if shape.adapters is None else 0.0
     last = count * (shape.hidden * compute + statistics) / sequence_cut(c) + own
@@ -64,6 +64,8 @@ def step_inputs_C(job: Job, c: Candidates) -> Reals:
     a colour; on the first of several threads' devices those of all."""
     each = 8.0 + (4.0 * blocks(job.model.extra)[0].convolutions[0].read if job.model.is_convolutional else 8.0)
     own = each * tokens(job, c) * c["accumulation"]
+    if job.model.enc_layers:  # ids of both, and labels of the decoder's
+        own = 8.0 * (tokens(job, c) + 2.0 * targets(job, c)) * c["accumulation"]
     return own * c["dp_replicate"] if c.in_threads else own
 
 

@@ -132,7 +132,7 @@ def _kept_at_head(step: Step) -> tuple[Terms, Terms]:
     """The gradient of the head's input, of all tokens, what is kept, and the logits; once these and the input are gone. Beside adapters the norm
     works backward then."""
     has_adapters = step.job.model.adapters is not None
-    given = step.last * (step.stream if has_adapters else step.whole_stream)
+    given = step.last * (step.stream if has_adapters else step.whole_stream * step.headed)
     logits = added(step.last * logits_gradient_CS(step.job, step.group), step.held_logits)
     made = {"activations": step.activations, "logits": logits, "temporaries": added(step.previous, given)}
     gone = {} if has_adapters else {"activations": step.activations - given}
@@ -152,7 +152,7 @@ def head_reduced(step: Step) -> Instant:
                 step.gathered(layers=1, head=False), behind, step.output(step.behind), step.waiting
             ),
             "bucket_buffers": step.copies,
-            "temporaries": added(step.stream, step.retained(step.behind)),
+            "temporaries": added(step.stream * step.headed, step.retained(step.behind)),
         },
     )
 

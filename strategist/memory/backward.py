@@ -43,8 +43,10 @@ from strategist.space.shares import (
     is_plain_data_parallel,
     layers,
     matrix_elements,
+    of_layers,
     routed_cut,
     sequence_cut,
+    targets,
     tokens,
 )
 from strategist.space.stages import kinds
@@ -238,6 +240,14 @@ def _bytes(compute: float, row: Saved) -> float:
     if row.is_float32:
         return 4.0
     return 1.0 if row.is_float8 else compute
+
+
+def beside_decoder_CK(job: Job, c: Candidates) -> Reals | float:
+    """Bytes of the gradient of what the encoder gave, which grows from one layer of the decoder to the next and lies beside each, (C, K)."""
+    if not job.model.enc_layers:
+        return 0.0
+    decodes = np.array([kind.cross for kind in kinds(job.model)])
+    return residual_C(job, c, whole=False)[:, None] * decodes
 
 
 def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
@@ -575,7 +585,7 @@ def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     casts = _are_cast(job, c)
     freed = kept.rows(is_used_up) + np.where(casts, kept.rows(is_kept, "product"), 0.0)
     again = np.where(casts, 0.0, kept.rows(is_brought_back, "product"))
-    gathered = gathered_stream_C(job, c)[:, None]
+    gathered = of_layers(job, gathered_stream_C(job, c))
     gradients = _product(kept)
     if job.model.adapters is not None and "down" in job.model.adapters.targets:
         gradients = 2.0 * gradients  # of the frozen matrix and of its adapter, about to be added up
@@ -588,7 +598,7 @@ def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
 def _while_cast(kept: Kept) -> Iterator[LayerInstant]:
     """While matrices of the feed-forward part cast to fp8 what their products in backward read: the last one, that behind the
     activation if there is one, and the one that is left, when the gradients of the others are there already."""
-    given, product = residual_C(kept.job, kept.c, whole=False)[:, None], _product(kept)
+    given, product = of_layers(kept.job, residual_C(kept.job, kept.c, whole=False)), _product(kept)
     last, gate, first = (kept.weights(chosen) for chosen in (is_last, _is_gate, _is_up))
     again = kept.rows(_is_result_again)
     into = kept.rows(is_brought_back, "product") + _beside_product(kept)
@@ -664,7 +674,7 @@ def _gathered_gradient(kept: Kept) -> LayerInstant:
     copies = np.where(c["micro_batch"] > 1, 2.0, 0.0)
     gathered = residual_C(job, c, whole=False) + copies * gathered_stream_C(job, c)
     nothing = np.zeros((len(c), len(kinds(job.model))))
-    return LayerInstant(gathered[:, None] + nothing, nothing, nothing)
+    return LayerInstant(of_layers(job, gathered) + nothing, nothing, nothing)
 
 
 def _product(kept: Kept) -> Reals:
@@ -679,7 +689,7 @@ def _product(kept: Kept) -> Reals:
 def _beside_product(kept: Kept) -> Reals:
     """The residual stream's gradients, and what else was computed again, (C, K)."""
     recomputed = kept.rows(is_brought_back) - kept.rows(is_brought_back, "product")
-    return residual_C(kept.job, kept.c, whole=False)[:, None] + recomputed
+    return of_layers(kept.job, residual_C(kept.job, kept.c, whole=False)) + recomputed
 
 
 def _first_matrices(kept: Kept) -> LayerInstant:
@@ -687,7 +697,7 @@ def _first_matrices(kept: Kept) -> LayerInstant:
     job, c = kept.job, kept.c
     streams = 2.0 if job.model.mlp_gated else 1.0
     whole = whole_stream_C(job, c)
-    gradients = _product(kept) + (streams * whole + residual_C(job, c, whole=False))[:, None]
+    gradients = _product(kept) + of_layers(job, streams * whole + residual_C(job, c, whole=False))
     recomputed = kept.rows(is_brought_back, "mixer", "exchanged", "ffn")
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer")
     return LayerInstant(gradients + recomputed, freed, kept.weights(_is_feed_forward))
@@ -698,7 +708,7 @@ def _in_attention(kept: Kept) -> LayerInstant:
     gradient that the matrix behind attention needed, too (others were not traced)."""
     job, c = kept.job, kept.c
     whole = job.profile.keeping.name != OURS
-    gradients = (attention_gradients_C(job, c) + residual_C(job, c, whole=whole))[:, None]
+    gradients = attention_gradients_CK(job, c) + of_layers(job, residual_C(job, c, whole=whole))
     freed = kept.rows(is_kept, "exchanged", "ffn", "inside", "product") + kept.rows(is_used_up, "mixer")
     again = kept.rows(is_brought_back, "mixer")
     routed = _reduced_early(kept)
@@ -714,8 +724,8 @@ def _before_attention(kept: Kept) -> LayerInstant:
     keeps = c.is_word("recompute", "none")
     gradients = 2.0 * whole + queries + residual_C(job, c, whole=False) + np.where(keeps, 0.0, whole)
     gone = kept.rows(is_kept, "mixer", "exchanged", "ffn", "inside", "product")
-    freed = gone - np.where(keeps, whole, 0.0)[:, None]
-    temporaries, routed = gradients[:, None] + np.zeros_like(freed), _reduced_early(kept)
+    freed = gone - of_layers(job, np.where(keeps, whole, 0.0))
+    temporaries, routed = of_layers(job, gradients) + np.zeros_like(freed), _reduced_early(kept)
     return LayerInstant(temporaries, freed, kept.weights(is_any), is_early=False, routed=routed)
 
 
@@ -733,27 +743,43 @@ def gathered_stream_C(job: Job, c: Candidates) -> Reals:
     return residual_C(job, c) - residual_C(job, c, whole=False)
 
 
-def attention_gradients_C(job: Job, c: Candidates) -> Reals:
+def attention_gradients_CK(job: Job, c: Candidates) -> Reals:
+    """The same inside each sort of layer, (C, K), or (C, 1) where all are alike: in a decoder behind an encoder of its own attention, or of the one to
+    the encoder's keys, whichever holds more."""
+    inputs = attention_gradients_C(job, c)[:, None]
+    if not job.model.enc_layers:
+        return inputs
+    own, across = (attention_gradients_C(job, c, of_targets=True, across=across)[:, None] for across in (False, True))
+    decodes = np.array([kind.cross for kind in kinds(job.model)])
+    return np.where(decodes, np.maximum(own, across), inputs)
+
+
+def attention_gradients_C(job: Job, c: Candidates, *, of_targets: bool = False, across: bool = False) -> Reals:
     """Bytes of attention's gradients and workspace, (C,); unfused attention has gradients of its scores instead, before and
-    behind the softmax."""
+    behind the softmax. With queries `of_targets` a decoder's, which go `across` to keys of an encoder, or meet their own."""
     shape, compute = job.model, BYTES[job.formats.compute]
     heads, keys = shape.heads / c["tp"], shape.kv_heads / c["tp"]
-    count = tokens(job, c)
+    count = targets(job, c) if of_targets else tokens(job, c)
     own = count * shape.head_dim * compute * (2.0 * heads + 2.0 * keys)
+    met = tokens(job, c) if across else count
+    if across:
+        own = own + (met - count) * shape.head_dim * compute * 2.0 * keys
     if job.profile.attention == "unfused":
         each = BYTES["float32"] if has_wide_softmax(job) else compute
-        return own + 2.0 * each * count * heads * job.workload.seq_len
+        length = job.workload.targets if of_targets and not across else job.workload.seq_len
+        return own + 2.0 * each * count * heads * length
     step = NARROW if shape.head_dim <= ROWS else WIDE
     width = -(-max(shape.head_dim, 1) // step) * step
-    workspace = 4.0 * heads * _attended_rows(job, c) * (1.0 + width)
-    expanded = 2.0 * count * heads * shape.head_dim * compute if shape.kv_heads != shape.heads else 0.0
+    rows = _attended_rows(job, c, job.workload.targets if of_targets else job.workload.seq_len)
+    workspace = 4.0 * heads * rows * (1.0 + width)
+    expanded = 2.0 * met * heads * shape.head_dim * compute if shape.kv_heads != shape.heads else 0.0
     return own + workspace + expanded + _in_ring_C(job, c, expanded)
 
 
-def _attended_rows(job: Job, c: Candidates) -> Reals:
-    """Rows of flash attention's workspace for each head of a rank, (C,). Ranks that exchange heads attend to the tokens of all of them
-    with their share of the heads."""
-    length = ceil_div(job.workload.seq_len, c["cp"] // c.exchanging)
+def _attended_rows(job: Job, c: Candidates, queries: int) -> Reals:
+    """Rows of flash attention's workspace for each head of a rank, (C,), of sequences of so many queries. Ranks that exchange heads attend
+    to the tokens of all of them with their share of the heads."""
+    length = ceil_div(queries, c["cp"] // c.exchanging)
     return np.asarray(c["micro_batch"] * ceil_div(length, np.full_like(length, ROWS)) * ROWS / c.exchanging)
 
 

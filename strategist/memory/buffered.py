@@ -22,7 +22,7 @@ from strategist.memory.layers import Layers
 from strategist.memory.logits import forward_bytes_CS, gradient_bytes_CS, loss_bytes_CS, piped_CS
 from strategist.memory.reduced import bucket_bytes_CS, copied_bytes_CS, left_from_before, too_large_bytes_CS
 from strategist.space.candidates import Candidates, Column, Reals
-from strategist.space.shares import Elements, Group, layers, matrix_elements, vocabulary_elements
+from strategist.space.shares import Elements, Group, layers, matrix_elements, target_share, vocabulary_elements
 
 
 def buffered_instants(
@@ -62,7 +62,7 @@ def _moving(job: Job, group: Group, counts: Elements, kept: Layers) -> Iterator[
     everything = {"activations": every, "gather_buffers": _gathered(job, group, counts)}
     yield LOSS, everything | {"logits": forward_bytes_CS(job, group)}
     yield LOSS, everything | {"logits": loss_bytes_CS(job, group)}
-    stream = on_stages(residual_C(job, c), group.is_last)
+    stream = on_stages(residual_C(job, c) * target_share(job), group.is_last)
     yield LOSS, everything | {"logits": gradient_bytes_CS(job, group), "temporaries": own * _head(job, group) + stream}
     last, piped = edges_CS(job, group), piped_CS(job, group)
     if job.profile.reduce_bucket:

@@ -16,6 +16,7 @@ from strategist.memory.backward import (
     Kept,
     again_at_experts,
     arrived_C,
+    beside_decoder_CK,
     copies_C,
     given_to_experts,
     inside_forward_cast,
@@ -38,7 +39,7 @@ from strategist.memory.saved import OURS
 from strategist.memory.sorts import sorts_of_layers
 from strategist.records import dataclass, names_of
 from strategist.space.candidates import Candidates, Column, Mask, Reals
-from strategist.space.shares import Group, is_managed, routed_cut, sequence_cut
+from strategist.space.shares import Group, is_managed, routed_cut, sequence_cut, target_share
 from strategist.space.stages import kinds
 
 
@@ -124,9 +125,9 @@ class Layers:
     def result(self) -> Reals:
         """What the last matrix of a layer gives before it is added to the residual stream. Under sequence parallelism it is put in
         the order of the ranks and added up there, and the norm's result is still held; so is what goes into a ReLU."""
-        job, c = self.job, self.group.candidates
-        whole = whole_stream_C(job, c)
-        again = np.where(sequence_cut(c) > 1, whole + 2.0 * residual_C(job, c, whole=False), 0.0)
+        job, c, longest = self.job, self.group.candidates, max(1.0, target_share(self.job))
+        whole = whole_stream_C(job, c) * longest
+        again = np.where(sequence_cut(c) > 1, whole + 2.0 * residual_C(job, c, whole=False) * longest, 0.0)
         given = (whole + again)[:, None]
         moe, is_ours = job.model.moe, job.profile.keeping.name == OURS
         if (
@@ -146,7 +147,7 @@ class Layers:
         added up."""
         job, c = self.job, self.group.candidates
         again, is_full = self.kept.rows(is_brought_back, "product"), c.is_word("recompute", "full")[:, None]
-        adds = 2.0 * whole_stream_C(job, c) + residual_C(job, c, whole=False)
+        adds = (2.0 * whole_stream_C(job, c) + residual_C(job, c, whole=False)) * max(1.0, target_share(job))
         sooner = np.maximum(0.0, again - adds[:, None]) * job.model.mlp_gated
         held = self.kept.rows(is_brought_back, "ffn") + again * (1.0 + is_full) + sooner
         return self.result + _of_worst(self.group, held, held)
@@ -356,6 +357,7 @@ def _by_sort(kept: Kept, are_mixed: bool) -> LayerInstants:
     parts = [at.routed for at in ats]
     routed = _together(parts) if any(isinstance(part, np.ndarray) for part in parts) else np.zeros((1, 1))
     flags = is_product > 0, is_early > 0
+    temporaries = temporaries + beside_decoder_CK(kept.job, kept.c)
     every = kept.weights(is_any) if are_mixed else np.zeros((1, 1))
     return LayerInstants(temporaries, freed, weights, stacked, kept.rows(is_kept), *flags, routed, is_sooner > 0, every)
 

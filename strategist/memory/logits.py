@@ -11,7 +11,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import loss_chunk
 from strategist.facts.profile import BYTES
 from strategist.space.candidates import Reals
-from strategist.space.shares import Group, ceil_div, tokens
+from strategist.space.shares import Group, ceil_div, targets
 
 BUFFERS = 2
 """Buffers of the last stage of DeepSpeed's pipelines (TrainSchedule.num_pipe_buffers)."""
@@ -128,7 +128,7 @@ def largest_bytes_CS(job: Job, group: Group) -> Reals:
 @remembered
 def _vocabulary_CS(job: Job, group: Group) -> Reals:
     """Elements of the logits that exist at one time on one rank, of one micro-batch or of a chunk of it, (C, S)."""
-    rows = tokens(job, group.candidates) * job.profile.head_tokens
+    rows = targets(job, group.candidates) * job.profile.head_tokens
     if group.candidates.chunks_loss:
         rows = loss_chunk(rows, job.model.hidden, job.model.vocab)
     wide = rows * ceil_div(job.model.vocab, group.candidates["tp"])

@@ -44,9 +44,9 @@ FROZEN = ("ffn_input", "ffn_product", "expert_input", "expert_product", "shared_
 """Inputs of matrices without adapters: a frozen matrix needs none (adapters stand beside the matrices of attention)."""
 
 REDONE: Mapping[str, tuple[str, ...]] = {
-    "core_attn": ("scores", "log_sum_exp"),
+    "core_attn": ("scores", "log_sum_exp", "cross_scores", "cross_log_sum_exp"),
     "mla_up_proj": ("query", "key", "value"),
-    "layernorm": ("qkv_input", "latent_input", "ffn_input"),
+    "layernorm": ("qkv_input", "latent_input", "ffn_input", "cross_qkv_input"),
     "moe_act": ("expert_product",),
     "mlp": ("gate", "up", "ffn_hidden", "ffn_activated", "ffn_product"),
     "shared_experts": ("shared_product",),
@@ -81,8 +81,8 @@ class Saved:
 class Habits:
     """What decides which tensors are kept: the framework's row, what its selective recompute runs again, how many scores
     per head a token's query writes out (0: none are) and how many bytes are kept of each, bytes per element of inputs of matrices that are kept as cast (0: none are), which modules selective
-    recompute runs again, whether the matrices beside adapters are frozen, whether some ranks' experts get more tokens than others', and whether
-    autocast casts what float32 norms give."""
+    recompute runs again, whether the matrices beside adapters are frozen, whether some ranks' experts get more tokens than others', whether
+    autocast casts what float32 norms give, and how many tokens a decoder behind an encoder has for each of the inputs."""
 
     keeping: Keeping
     light: Light = "elementwise"
@@ -93,6 +93,7 @@ class Habits:
     is_frozen: bool = False
     is_crowded: bool = False
     is_cast: bool = False
+    target_share: float = 1.0
 
 
 def habits_of(job: Job) -> Habits:
@@ -104,7 +105,16 @@ def habits_of(job: Job) -> Habits:
     each = score_bytes(job) if scores else 0.0
     is_cast = profile.keeping.wide_softmax and _is_autocast(job)
     return Habits(
-        profile.keeping, profile.light, scores, each, cast_width, profile.redoes, job.adapters, crowded, is_cast
+        keeping=profile.keeping,
+        light=profile.light,
+        scores=scores,
+        score_bytes=each,
+        cast_width=cast_width,
+        redoes=profile.redoes,
+        is_frozen=job.adapters,
+        is_crowded=crowded,
+        is_cast=is_cast,
+        target_share=work.target_share if job.model.enc_layers else 1.0,
     )
 
 
@@ -133,15 +143,19 @@ def score_bytes(job: Job) -> float:
 @cache
 def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = None) -> tuple[Saved, ...]:
     """The kept tensors of one layer, in forward order; the first is the layer's input, which every policy keeps. Without
-    `habits`, of strategist's own block."""
+    `habits`, of strategist's own block. Widths are per token of the inputs: in a decoder behind an encoder all but the keys and values of
+    the latter are as much less as its own tokens are fewer."""
     if kind.mixer == "convolution":
         return _convolutions(blocks(shape.extra)[kind.block])
     habits = habits or Habits(find_keeping())
     keeping = habits.keeping
     mixer = _mixer(shape, kind, keeping) if kind.mixer != "none" else ()
-    cross = _attention(shape, keeping, "cross_") if kind.cross else ()
+    share = habits.target_share if kind.cross else 1.0
+    cross = (
+        (*_attention(shape, keeping, "cross_", 1.0 / share), *_scores(shape, habits, "cross_")) if kind.cross else ()
+    )
     ffn = _ffn(shape, kind, keeping) if kind.ffn != "none" else ()
-    scores = _scores(shape, habits) if kind.mixer in ("attention", "sliding", "mla") else ()
+    scores = _scores(shape, habits, keys=share) if kind.mixer in ("attention", "sliding", "mla") else ()
     mixed = (row if row.part == "exchanged" else replace(row, part="mixer") for row in (*mixer, *cross, *scores))
     adapters = _adapters(shape, kind, keeping) if habits.is_frozen else ()
     if shape.adapters is not None:
@@ -149,6 +163,8 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     under_autocast = _under_autocast(shape, kind) if habits.is_cast else ()
     first, *rest = (*mixed, *ffn, *_masks(shape, kind, keeping), *under_autocast, *adapters)
     every = (replace(first, policies=ALWAYS, part="entry"), *rest)
+    if share != 1.0:
+        every = tuple(replace(row, width=row.width * share) for row in every)
     stored = (_cast(row, habits.cast_width) for row in every) if habits.cast_width else every
     frozen = _frozen(shape) if shape.adapters is not None else FROZEN if habits.is_frozen else ()
     trained = (row for row in stored if not row.name.startswith(frozen))
@@ -210,10 +226,10 @@ def _cast(row: Saved, width: float) -> Saved:
     return row
 
 
-def _scores(shape: ModelShape, habits: Habits) -> tuple[Saved, ...]:
-    """What unfused attention keeps of its scores, in units of one byte."""
-    width = shape.heads * habits.scores * habits.score_bytes
-    return (Saved("scores", width, "heads", is_float8=True),) if width else ()
+def _scores(shape: ModelShape, habits: Habits, prefix: str = "", keys: float = 1.0) -> tuple[Saved, ...]:
+    """What unfused attention keeps of its scores, in units of one byte; `keys` for every token of the inputs."""
+    width = shape.heads * habits.scores * keys * habits.score_bytes
+    return (Saved(f"{prefix}scores", width, "heads", is_float8=True),) if width else ()
 
 
 def _adapters(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:
@@ -255,7 +271,7 @@ def _beside_frozen(shape: ModelShape, adapters: Adapters, kind: LayerKind) -> tu
 
 def _masks(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:
     """Masks of the dropout behind each part of a layer, one byte per element."""
-    parts = (kind.mixer != "none") + (kind.ffn != "none")
+    parts = (kind.mixer != "none") + kind.cross + (kind.ffn != "none")
     width = 0.0 if shape.mlp_gated else parts * keeping.mask_bytes * shape.hidden
     return (Saved("masks", width, "sequence", is_float8=True),) if width else ()
 
@@ -311,8 +327,9 @@ def _mixer(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved,
     return _attention(shape, keeping, "")
 
 
-def _attention(shape: ModelShape, keeping: Keeping, prefix: str) -> tuple[Saved, ...]:
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+def _attention(shape: ModelShape, keeping: Keeping, prefix: str, keys: float = 1.0) -> tuple[Saved, ...]:
+    """Rows of one attention that has so many `keys` and values for every query."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim * keys
     is_changed = shape.pos == "rope" or bool(shape.qk_norm)  # between the matrices and attention itself
     normed_qk = (Saved(f"{prefix}qk_norm_input", q + kv, "heads", COSTLY),) if shape.qk_norm else ()
     results = Saved(f"{prefix}query_and_key_results", q + kv, "heads", REPLACED)

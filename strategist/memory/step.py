@@ -45,6 +45,7 @@ from strategist.space.shares import (
     pieces_C,
     sequence_cut,
     state_shards,
+    target_share,
     vocabulary_elements,
 )
 
@@ -467,6 +468,11 @@ class Step:
     def whole_stream(self) -> Reals:
         """The same for all tokens of the micro-batch, as matrices that are cut read and give it, (C, 1)."""
         return whole_stream_C(self.job, self.c)[:, None]
+
+    @cached_property
+    def headed(self) -> float:
+        """Tokens that the head looks at over those of the streams above: a decoder's behind an encoder."""
+        return target_share(self.job)
 
     @cached_property
     def cuts_sequences(self) -> bool:

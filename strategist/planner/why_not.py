@@ -117,6 +117,7 @@ FLAGS: Mapping[str, str] = {
     "optimizer": "--optimizer",
     "buildable": "--model",
     "positions": "--seq-len",
+    "target_positions": "--target-len",
 }
 """Words of the question -> the flag that says them. A rule about no layout speaks of one of these."""
 
@@ -132,7 +133,8 @@ def _value_of(flag: str, job: Job, example: dict[str, Any]) -> str:
     """What was said with the flag; the refused layout where no single flag is to blame."""
     work = job.workload
     said = {"--precision": work.precision, "--optimizer": work.optimizer, "--model": job.model.name}
-    return str((said | {"--seq-len": work.seq_len}).get(flag, layout(example)))
+    lengths = {"--seq-len": work.seq_len, "--target-len": work.targets}
+    return str((said | lengths).get(flag, layout(example)))
 
 
 def _nearest(code: str, values: dict[str, Any]) -> str:

@@ -68,6 +68,7 @@ WORDS: Mapping[str, Word] = {
     ),
     "parameters": _situation("all parameters of the model"),
     "seq_len": _situation("tokens per sequence"),
+    "target_len": _situation("tokens per sequence of a decoder behind an encoder, 0 for models of one stack"),
     "global_batch": _situation("sequences per optimizer step"),
     "long_sequence": _situation("sequences are longer than the threshold from which context parallelism is considered"),
     "long_threshold": _situation("sequence length above which context parallelism is considered", "tokens"),
@@ -78,6 +79,9 @@ WORDS: Mapping[str, Word] = {
     "frozen": _situation("weights of a live module that are not trained (requires_grad), 0 where all are"),
     "shared_ffn": _situation("hidden width of all shared experts, 0 without them"),
     "positions": _situation("tokens that a table of learned positions has rows for, 0 without one"),
+    "target_positions": _situation(
+        "tokens that a table of learned positions of a decoder behind an encoder has rows for, 0 without one"
+    ),
     "rotary_positions": _situation("tokens that a rotary model was made for, 0 for others and where nobody says"),
     "norms_all_heads": _situation("queries and keys are normalised over all heads at once"),
     "windowed": _situation("some layers look at a window that is shorter than the sequences"),

@@ -15,7 +15,7 @@ import numpy as np
 from strategist.columns import on_stages, record_of, remembered
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer, build_layer
-from strategist.facts.model import ModelShape
+from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.parameters import behind_head, outer_parameters, table_width
 from strategist.facts.runs import V_SHAPED, stage_of_head
 from strategist.facts.tables import served_elements
@@ -271,6 +271,7 @@ class Matrices:
     is_whole: Mask
     bias: Mask
     is_expert: Mask
+    of_targets: Mask
 
 
 @cache
@@ -290,6 +291,7 @@ def matrices_of(layer: Layer) -> Matrices:
         is_whole=np.array([m.cut == "whole" for m in every], np.bool_),
         bias=np.array([m.bias for m in every], np.bool_),
         is_expert=np.array([m.is_expert for m in every], np.bool_),
+        of_targets=np.array([m.of_targets for m in every], np.bool_),
     )
 
 
@@ -611,8 +613,37 @@ def crowding(job: Job, c: Candidates) -> Reals:
 
 @remembered
 def tokens(job: Job, c: Candidates) -> Reals:
-    """Tokens of one micro-batch on one rank, (C,)."""
+    """Tokens of one micro-batch on one rank, (C,); behind an encoder those of the inputs."""
     return c["micro_batch"] * (job.workload.seq_len / c["cp"])
+
+
+@remembered
+def targets(job: Job, c: Candidates) -> Reals:
+    """Tokens of one micro-batch on one rank that the head gives something for, (C,): a decoder's behind an encoder."""
+    return tokens(job, c) * target_share(job)
+
+
+def target_share(job: Job) -> float:
+    """Tokens of the decoder over those of the encoder, 1 for models of one stack."""
+    return job.workload.target_share if job.model.enc_layers else 1.0
+
+
+def tokens_of(job: Job, kind: LayerKind, c: Candidates) -> Reals:
+    """Tokens of one micro-batch on one rank that a layer of this kind works on, (C,)."""
+    return targets(job, c) if kind.cross else tokens(job, c)
+
+
+def length_of(job: Job, kind: LayerKind) -> int:
+    """Tokens of a sequence that a layer of this kind works on."""
+    return job.workload.targets if kind.cross else job.workload.seq_len
+
+
+def of_layers(job: Job, each_C: Reals) -> Reals:
+    """An amount that goes with tokens, as every sort of layer has it, (C,) to (C, K), or to (C, 1) where all have as many."""
+    share = target_share(job)
+    if share == 1.0:
+        return each_C[:, None]
+    return each_C[:, None] * np.array([share if kind.cross else 1.0 for kind in kinds(job.model)])
 
 
 @remembered

@@ -40,6 +40,7 @@ from strategist.space.shares import (
     routed_cut,
     sequence_cut,
     state_shards,
+    targets,
     tokens,
     vocabulary_elements,
 )
@@ -317,6 +318,8 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     c = group.candidates
     if not (c["tp"] > 1).any():
         return ()
+    if job.model.enc_layers:
+        return _tensor_of_two(job, group)
     hidden = _per_stage(tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
     narrow = hidden / BYTES[job.formats.compute] * job.cast_width if job.gathers_cast else hidden
     numbers = _per_stage(tokens(job, c) * 4.0)
@@ -339,6 +342,42 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
         Traffic("tp", "reduce_scatter", hidden, scattered, "tp", "nothing"),
         Traffic("tp", "all_reduce", numbers, 3.0 * last, "tp", "nothing"),
     )
+
+
+def _tensor_of_two(job: Job, group: Group) -> tuple[Traffic, ...]:
+    """The same of an encoder and a decoder behind it. A decoder's layer has three matrices that are cut by rows, and three parts that begin with
+    one cut by columns, so three reductions forward and three backward of its own tokens; and its keys and values begin with what the encoder
+    gave, whose gradient is reduced once more, or which is gathered once more under sequence parallelism (NVIDIA/Megatron-LM:
+    megatron/model/transformer.py, ParallelAttention: query and key_value of cross-attention are a ColumnParallelLinear each; 23.05). Each of the two has
+    an embedding. Full recompute repeats all forward reductions but the last."""
+    c = group.candidates
+    decodes = np.array([kind.cross for kind in kinds(job.model)])
+    (encoder, again), (decoder, decoder_again) = (
+        tuple(_passes_CS(group, (own * which).sum(axis=1)) for own in (group.layers_SK, group.redone_SK))
+        for which in (~decodes, decodes)
+    )
+    first, last = (on_stages(_micro(group)[:, 0], at) for at in (group.is_first, group.is_last))
+    anew = np.where(c.is_word("recompute", "none")[:, None], 0.0, 1.0)
+    sequence = (c["sequence_parallel"] > 0)[:, None]
+    width = BYTES[job.formats.compute]
+    of_inputs = 4.0 * encoder + _repeats(group) * again + decoder + first
+    of_targets = 6.0 * decoder + _repeats(group) * 2.0 * decoder_again + 2.0 * last
+    gathers_inputs = 4.0 * encoder + anew * (2.0 * again + decoder_again) + decoder + first
+    gathers_targets = 6.0 * decoder + anew * 3.0 * decoder_again + 2.0 * last
+    found: list[Traffic] = []
+    for rows, sums, gathers in (
+        (tokens(job, c), of_inputs, gathers_inputs),
+        (targets(job, c), of_targets, gathers_targets),
+    ):
+        hidden = _per_stage(rows * job.model.hidden * width)
+        narrow = hidden / width * job.cast_width if job.gathers_cast else hidden
+        found += (
+            Traffic("tp", "all_reduce", hidden, np.where(sequence, 0.0, sums), "tp", "nothing"),
+            Traffic("tp", "all_gather", narrow, np.where(sequence, gathers, 0.0), "tp", "nothing"),
+            Traffic("tp", "reduce_scatter", hidden, np.where(sequence, sums, 0.0), "tp", "nothing"),
+        )
+    numbers = _per_stage(targets(job, c) * 4.0)
+    return (*found, Traffic("tp", "all_reduce", numbers, 3.0 * last, "tp", "nothing"))
 
 
 def _regathered_CS(job: Job, group: Group, layers_SK: Column) -> Reals:

@@ -18,7 +18,17 @@ from strategist.facts.model import LayerKind, loss_chunk
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
-from strategist.space.shares import ceil_div, crowding, layers, matrices_of, sequence_cut, tokens
+from strategist.space.shares import (
+    ceil_div,
+    crowding,
+    layers,
+    length_of,
+    matrices_of,
+    sequence_cut,
+    targets,
+    tokens,
+    tokens_of,
+)
 from strategist.space.stages import kinds
 from strategist.timing.convolutions import launched, moved
 from strategist.timing.rates import kept_share, matmul_rates, memory_Bps, share
@@ -65,7 +75,7 @@ def _head_seconds(job: Job, c: Candidates) -> tuple[Reals, Reals]:
     shape, gpu = job.model, job.cluster.slowest.gpu
     if not shape.vocab or shape.kind == "vit":
         return np.zeros(len(c)), np.zeros(len(c))
-    rows = tokens(job, c) * job.profile.head_tokens
+    rows = targets(job, c) * job.profile.head_tokens
     own, depth = ceil_div(shape.vocab, c["tp"]), np.full(len(c), float(shape.hidden))
     width = (ceil_div(own, 64) * 64 if job.profile.pads_vocabulary else own).astype(np.float64)
     loss = rows * shape.vocab / c["tp"] * job.kernels.logit_bytes / memory_Bps(gpu)
@@ -231,6 +241,8 @@ def product_sizes(job: Job, layer: Layer, c: Candidates) -> tuple[Reals, Reals, 
     n = every.outputs / np.where(every.is_column, cut, 1)
     k = every.inputs / np.where(every.is_row, cut, 1)
     spread, rows = sequence_cut(c)[:, None], tokens(job, c)[:, None]
+    if every.of_targets.any():
+        rows = np.where(every.of_targets, targets(job, c)[:, None], rows)
     own = rows * every.positions / np.where(every.is_whole, spread, 1)
     if not every.is_expert.any():
         return np.broadcast_to(1.0 * every.copies, n.shape), own, n, k
@@ -264,7 +276,7 @@ def cast_bytes(job: Job) -> float:
 
 def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:
     """Seconds of one pass of attention, (C,)."""
-    per_token = attention_FLOP(job.model, kind, job.workload.seq_len)
+    per_token = attention_FLOP(job.model, kind, length_of(job, kind), job.workload.seq_len)
     if not per_token:
         return np.zeros(len(c))
     if job.profile.attention == "unfused":
@@ -274,7 +286,7 @@ def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passe
         ring = _attention_rate(job, gpu, kind, "attention", passes)
         rate = np.where(c.is_word("context_parallel", "ring", "hierarchical"), ring, rate)
     factor = 1.0 if passes == "forward" else 2.5
-    return np.asarray(factor * per_token * tokens(job, c) / c["tp"] / rate)
+    return np.asarray(factor * per_token * tokens_of(job, kind, c) / c["tp"] / rate)
 
 
 _CUDNN_FIRST = {"sdpa": ("9", "10"), "flash": ("10",)}
@@ -317,7 +329,11 @@ def _half_peak(job: Job, gpu: Gpu) -> float:
 
 def _filled(job: Job, kind: LayerKind, gpu: Gpu) -> float:
     """The share of the long-sequence rate that a kernel reaches: short rows end in half-empty tiles and few blocks."""
-    span = keys_met(job.model, kind, job.workload.seq_len)
+    span = keys_met(job.model, kind, length_of(job, kind))
+    if (
+        kind.cross
+    ):  # of two kernels each takes (keys + half length) / keys of its time: together as one over the mean of their keys
+        span = (span + job.workload.seq_len) / 2.0
     return span / (span + share("attention_half_length", gpu))
 
 
@@ -336,7 +352,8 @@ def _unfused(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passes)
     """Attention that writes its scores: batched products over the whole square, no causal half, and the traffic of
     scale, mask, softmax and dropout. Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.1 (the 5 a s^2 b term)."""
     shape, kernels = job.model, job.kernels
-    scores = shape.heads * keys_met(shape, kind, job.workload.seq_len) * tokens(job, c) / c["tp"]
+    met = keys_met(shape, kind, length_of(job, kind)) + (job.workload.seq_len if kind.cross else 0)
+    scores = shape.heads * met * tokens_of(job, kind, c) / c["tp"]
     FLOP, moved = (4.0, kernels.score_forward_bytes) if passes == "forward" else (8.0, kernels.score_backward_bytes)
     wide = BYTES[job.formats.compute] / 2.0
     product = FLOP * shape.head_dim / (_batched_peak(job, gpu) * share("batched_matmul_share", gpu))
@@ -385,7 +402,7 @@ def _activated(job: Job, kind: LayerKind, c: Candidates) -> Reals | float:
 
 
 def _elementwise(job: Job, gpu: Gpu, layer: Layer, kind: LayerKind, c: Candidates) -> Reals:
-    return elementwise_bytes(job, layer, kind, c) * tokens(job, c) / memory_Bps(gpu)
+    return elementwise_bytes(job, layer, kind, c) * tokens_of(job, kind, c) / memory_Bps(gpu)
 
 
 def _dispatch(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates) -> Reals:
@@ -394,7 +411,7 @@ def _dispatch(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates) -> Reals:
         return np.zeros(len(c))
     width = job.model.moe.latent or job.model.hidden
     moved = 4.0 * job.model.moe.top_k * width * BYTES[job.formats.compute]
-    return moved * tokens(job, c) / sequence_cut(c) / memory_Bps(gpu)
+    return moved * tokens_of(job, kind, c) / sequence_cut(c) / memory_Bps(gpu)
 
 
 def launches(job: Job, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:

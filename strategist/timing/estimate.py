@@ -18,7 +18,7 @@ from strategist.facts.parameters import count, outer_parameters, over_matrices
 from strategist.records import dataclass
 from strategist.space.candidates import BY_STAGE, Candidates, Column, Mask, Reals, total_of
 from strategist.space.engines import as_run
-from strategist.space.shares import Elements, Group, Sorts, elements, groups
+from strategist.space.shares import Elements, Group, Sorts, elements, groups, length_of, target_share
 from strategist.space.traffic import (
     Hidden,
     Traffic,
@@ -195,10 +195,17 @@ def model_FLOP(job: Job) -> float:
     weights -= dict(shape.extra).get(LOOKED_UP, 0)
     if shape.adapters is not None or shape.frozen:
         weights -= max(0.0, weights - job.trainable * count(shape).total) / 3.0
-    attention = sum(
-        number * attention_FLOP(shape, kind, job.workload.seq_len) for kind, number in layer_counts(shape).items()
-    )
-    return (6.0 * (weights + further) + 3.0 * attention) * job.workload.tokens_per_step
+    attention, inputs = 0.0, job.workload.seq_len
+    for kind, number in layer_counts(shape).items():
+        per_token = attention_FLOP(shape, kind, length_of(job, kind), inputs)
+        attention += number * per_token * length_of(job, kind) / inputs
+    unmet = (1.0 - target_share(job)) * _met_by_targets(shape) if shape.enc_layers else 0.0
+    return (6.0 * (weights + further - unmet) + 3.0 * attention) * job.workload.tokens_per_step
+
+
+def _met_by_targets(shape: ModelShape) -> int:
+    """Weights of matrices that the tokens of a decoder behind an encoder meet: the head's, and those of its layers that do not read what the encoder gave."""
+    return shape.vocab * shape.hidden + over_matrices(shape, lambda matrix: matrix.weights * matrix.of_targets)
 
 
 def _at_further_positions(shape: ModelShape) -> int:

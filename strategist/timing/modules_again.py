@@ -14,7 +14,7 @@ from strategist.facts.model import LayerKind
 from strategist.facts.profile import BYTES
 from strategist.records import replace
 from strategist.space.candidates import Candidates, Reals
-from strategist.space.shares import crowding, sequence_cut, tokens
+from strategist.space.shares import crowding, sequence_cut, tokens_of
 from strategist.timing import compute
 from strategist.timing.rates import memory_Bps
 
@@ -62,7 +62,7 @@ def _light(job: Job, gpu: Gpu, layer: Layer, kind: LayerKind, c: Candidates) -> 
     inside = kernels.rotary * (shape.heads + shape.kv_heads) * shape.head_dim if turned else 0.0
     active = (kernels.gated if shape.mlp_gated else kernels.plain) * _activated(job, kind, c)
     bytes_ = BYTES[job.formats.compute] * (stream + (inside + active) / c["tp"])
-    return np.asarray(bytes_ * tokens(job, c) / memory_Bps(gpu))
+    return np.asarray(bytes_ * tokens_of(job, kind, c) / memory_Bps(gpu))
 
 
 def _activated(job: Job, kind: LayerKind, c: Candidates) -> Reals:

@@ -13,8 +13,8 @@ from strategist.facts.layers import Layer, Matrix, build_layer
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
 from tests.oracle import adapters, convolutions
-from tests.oracle.attention import ATTENTION, attention_FLOP
-from tests.oracle.memory import busiest, sequence_cut, tokens
+from tests.oracle.attention import ATTENTION, attention_FLOP, lengths
+from tests.oracle.memory import busiest, decoder_tokens, sequence_cut, tokens
 from tests.oracle.rates import attention_peak_FLOPs, kept, matmul_seconds, memory_Bps, share
 from tests.oracle.stages import Layout
 
@@ -85,7 +85,7 @@ Size = tuple[float, float, float]
 
 def _dense_size(job: Job, layout: Layout, matrix: Matrix) -> tuple[float, Size]:
     """How many products, and M, n, k of each."""
-    tp, m = layout["tp"], tokens(job, layout)
+    tp, m = layout["tp"], decoder_tokens(job, layout) if matrix.of_targets else tokens(job, layout)
     n, k = float(matrix.outputs), float(matrix.inputs)
     if matrix.cut == "column":
         n /= tp
@@ -162,9 +162,15 @@ def redone(job: Job, layout: Layout, term: str) -> float:
     return LIGHT[job.profile.light].get(term, 0.0) if layout["recompute"] == "selective" else 0.0
 
 
+def _tokens(job: Job, layout: Layout, kind: LayerKind) -> float:
+    """T of a layer: its decoder's, if it stands in one behind an encoder."""
+    return decoder_tokens(job, layout) if kind.cross else tokens(job, layout)
+
+
 def _attention(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     gpu, how = device_of(job), job.profile.attention
-    flop = attention_FLOP(job.model, kind, job.workload.seq_len) * tokens(job, layout) / layout["tp"]
+    queries = _tokens(job, layout, kind)
+    flop = attention_FLOP(job.model, kind, *lengths(job, kind)) * queries / layout["tp"]
     peak = attention_peak_FLOPs(gpu, job.workload.precision)
     if not flop:
         return Pass(0.0, 0.0)
@@ -177,8 +183,12 @@ def _attention(job: Job, layout: Layout, kind: LayerKind) -> Pass:
             "sdpa": _torch_calls(job, layout, kind, "9.", "10."),
         }
         name = calls.get(how, how)
-        span = _span(job.model, kind, job.workload.seq_len)
-        peak *= span / (span + share("attention_half_length", gpu))
+        half, (own, inputs) = share("attention_half_length", gpu), lengths(job, kind)
+        span = _span(job.model, kind, own)
+        if kind.cross:  # each kernel at its own rate
+            peak *= (own + inputs) / (own + half + inputs + half)
+        else:
+            peak *= span / (span + half)
         half, own = share(f"{name}_half_width", gpu), min(job.model.head_dim, 128)
         peak *= (own / (own + half)) / (128 / (128 + half))
         forward = flop / (peak * kept(f"{name}_forward_share", gpu))
@@ -201,7 +211,9 @@ def _span(shape: ModelShape, kind: LayerKind, seq_len: int) -> int:
 def _unfused(job: Job, layout: Layout, kind: LayerKind) -> tuple[float, float]:
     """Scores written out: 2 products of 2 d FLOP each over the whole square, and their traffic."""
     gpu, kernels, d = device_of(job), kernels_of(job), job.model.head_dim
-    scores = job.model.heads / layout["tp"] * _span(job.model, kind, job.workload.seq_len) * tokens(job, layout)
+    own, inputs = lengths(job, kind)
+    met = _span(job.model, kind, own) + (inputs if kind.cross else 0)
+    scores = job.model.heads / layout["tp"] * met * _tokens(job, layout, kind)
     peak = attention_peak_FLOPs(gpu, job.workload.precision)
     if gpu.vendor == "NVIDIA" and d % 8 and gpu.fp32_FLOPs:
         peak = gpu.fp32_FLOPs
@@ -234,7 +246,7 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     if kind.mixer == "mla" and shape.mla is not None:
         outside += kernels.norm * (shape.mla.q_lora + shape.mla.kv_lora)
     per_token = BYTES[job.formats.compute] * (outside / sequence_cut(layout) + inside / layout["tp"])
-    once = (per_token * tokens(job, layout) + _casts(job, layout, layer)) / memory_Bps(device_of(job))
+    once = (per_token * _tokens(job, layout, kind) + _casts(job, layout, layer)) / memory_Bps(device_of(job))
     if shape.adapters is None:
         some = by_modules(job, layout)
         return Pass(
@@ -274,7 +286,7 @@ def _light_again(job: Job, layout: Layout, kind: LayerKind) -> float:
     if kind.ffn == "moe" and moe is not None and {"moe", "shared_experts"} & set(named):
         width += moe.shared_ffn
     bytes_ += (kernels.gated if shape.mlp_gated else kernels.plain) * width / layout["tp"]
-    moved = bytes_ * BYTES[job.formats.compute] * tokens(job, layout)
+    moved = bytes_ * BYTES[job.formats.compute] * _tokens(job, layout, kind)
     return (moved + _casts(job, layout, layer, set(named))) / memory_Bps(device_of(job))
 
 
@@ -361,7 +373,7 @@ def head_time(job: Job, layout: Layout) -> dict[str, Pass]:
     shape = job.model
     if not shape.vocab:
         return {}
-    T = tokens(job, layout) * job.profile.head_tokens
+    T = decoder_tokens(job, layout) * job.profile.head_tokens
     padded = ceil(shape.vocab / layout["tp"])
     if job.profile.pads_vocabulary:
         padded = ceil(padded / 64) * 64

@@ -157,6 +157,17 @@ def _beyond_the_table(shape: ModelShape, tokens: int) -> bool:
     return any(0 < limit < tokens for limit in (shape.pos_rows, shape.max_seq))
 
 
+def _beyond_its_inputs(shape: ModelShape, tokens: int) -> bool:
+    """An encoder of sound has a table of its own, which is longer than the decoder's."""
+    frames = dict(shape.extra).get("enc_pos_rows", 0) if shape.kind == "encdec-audio" else 0
+    return frames < tokens if frames else _beyond_the_table(shape, tokens)
+
+
+def _targets(job: Job) -> int:
+    """Tokens of a decoder's sequence."""
+    return job.workload.target_len or job.workload.seq_len
+
+
 def in_threads(a: Layout) -> bool:
     """Whether the replicas are threads of one process."""
     return a.get("replicas") == "threads"
@@ -166,7 +177,10 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG001": lambda job, a: not all(peak_FLOPs(g.node.gpu, job.workload.precision) for g in job.cluster.groups),
     "LEG011": ours(lambda job, a: job.workload.precision == "fp4"),
     "LEG013": ours(lambda job, a: not is_buildable(job.model)),
-    "LEG014": lambda job, a: job.model.pos == "learned" and _beyond_the_table(job.model, job.workload.seq_len),
+    "LEG014": lambda job, a: job.model.pos == "learned" and _beyond_its_inputs(job.model, job.workload.seq_len),
+    "LEG015": lambda job, a: (
+        job.model.pos == "learned" and job.model.enc_layers > 0 and _beyond_the_table(job.model, _targets(job))
+    ),
     "LEG101": lambda job, a: job.model.heads % a["tp"] != 0,
     "LEG102": lambda job, a: job.model.kv_heads % a["tp"] != 0,
     "LEG103": lambda job, a: job.model.ffn_hidden % a["tp"] != 0,
@@ -195,6 +209,10 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG303": _too_few_heads_for_exchange,
     "LEG304": lambda job, a: a["cp"] > 1 and job.model.heads == 0,
     "LEG305": _too_few_heads_inside,
+    "LEG306": lambda job, a: (
+        a["sequence_parallel"] == 1 and job.model.enc_layers > 0 and (_targets(job) / a["cp"]) % a["tp"] != 0
+    ),
+    "LEG307": lambda job, a: a["cp"] > 1 and job.model.enc_layers > 0 and _targets(job) != job.workload.seq_len,
     "LEG401": lambda job, a: not is_uneven(a) and job.workload.global_batch % (a["dp_replicate"] * a["dp_shard"]) != 0,
     "LEG501": lambda job, a: a["offload"] != "none" and a["pp"] > 1,
     "LEG601": lambda job, a: job.frontend == "deepspeed" and a["pp"] > 1 and a["zero"] >= 2,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -79,6 +81,13 @@ def uses_units(job: Job, layout: Layout) -> bool:
 def tokens(job: Job, layout: Layout) -> float:
     """T: tokens of one micro-batch on one rank."""
     return float(layout["micro_batch"] * job.workload.seq_len / layout["cp"])
+
+
+def decoder_tokens(job: Job, layout: Layout) -> float:
+    """T of what the head sees: behind an encoder a decoder has a sequence of its own."""
+    work = job.workload
+    own = work.seq_len if work.target_len is None or not job.model.enc_layers else work.target_len
+    return float(layout["micro_batch"] * own / layout["cp"])
 
 
 def sequence_cut(layout: Layout) -> int:
@@ -223,7 +232,8 @@ class Stage:
         self.casts = formats.compute != formats.parameter
         self.tied = job.model.tied and a["pp"] == 1
         self.T, self.h = tokens(job, a), job.model.hidden
-        self.seen = self.T * job.profile.head_tokens
+        self.of_decoder = decoder_tokens(job, a) / self.T
+        self.seen = decoder_tokens(job, a) * job.profile.head_tokens
         self.whole = self.T * self.h * self.c
         self.tiles = tiles_of(job.model, a)
         self.wl = self.w.widest / (a["tiling"] if self.tiles == 1 else 1)
@@ -246,6 +256,8 @@ class Stage:
         self.outer = self.before + (self.behind if self.tied else 0)
         self.own = self.w.layers / self.v
         self.inputs = 16 * self.T * m * self.threads
+        if job.model.enc_layers:  # ids before the encoder, ids and labels of the decoder
+            self.inputs = (self.T + 2 * decoder_tokens(job, a)) * 8 * m * self.threads
         if job.model.kind == "cnn":  # pixels of three colours, four bytes each, and a label
             self.inputs = (12 * dict(job.model.extra)["image"] ** 2 + 8) * self.T * m * self.threads
         self.numbers = served.kept(job, a)
@@ -364,10 +376,11 @@ class Stage:
         return self.others + self.earlier + self.held + (self.found > 0)
 
     def edges(self) -> float:
-        """Final norm and the head's input."""
+        """Final norm and the head's input; those of an encoder, whose results all layers of a decoder read."""
         statistics = 4 if self.job.model.norm == "rmsnorm" else 8
+        stacks = self.of_decoder + (1 if self.job.model.enc_layers else 0)
         read = self.whole if self.job.model.adapters is None else 0.0
-        return self.T * (self.h * self.c + statistics) / sequence_cut(self.a) + read
+        return stacks * (self.T * (self.h * self.c + statistics) / sequence_cut(self.a) + read)
 
     def logits(self, per_entry: float, *, held: bool = True) -> float:
         """Bytes of the vocabulary's tensors; what waits for backward, and the logits that a last stage holds on to."""
@@ -667,11 +680,11 @@ class Stage:
         is_ours = self.job.profile.keeping.name == OURS
         if is_ours and shape.moe is not None and not shape.moe.shared_ffn and self.own_tokens > 1:
             return held + self.stream
-        return held + (2 * self.whole + 2 * self.stream if cut else self.whole)
+        return held + (2 * self.whole + 2 * self.stream if cut else self.whole) * max(self.of_decoder, 1)
 
     def _added_up(self) -> float:
         """The same under sequence parallelism, and what lies in the frames at work until the sum is there."""
-        adds = 2 * self.whole + self.stream
+        adds = (2 * self.whole + self.stream) * max(self.of_decoder, 1)
         product = self._worst_of_kinds(lambda kind: self._rows(kind, _again, "product"))
         inputs = self._worst_of_kinds(lambda kind: self._rows(kind, _again, "ffn"))
         factor = product if self.a["recompute"] == "full" else 0.0
@@ -762,12 +775,13 @@ class Stage:
         yield 0, common | {"logits": forward}
         yield 0, common | {"logits": backward}
         own_head = vocabulary(shape, self.a["tp"], 1) if self.ends else 0
-        head = loose * own_head + (self._whole_stream() if self.ends else 0.0)
+        given = self._whole_stream() * self.of_decoder if self.ends else 0.0
+        head = loose * own_head + given
         yield 0, common | {"logits": own_gradient, "temporaries": head}
         if room := self.job.profile.reduce_bucket:
             alone = 2 * self.q * BYTES[self.job.formats.parameter] * own_head
             alone *= self.zero in (1, 2) and own_head > room
-            yield 1, common | {"temporaries": alone + (self._whole_stream() if self.ends else 0.0)}
+            yield 1, common | {"temporaries": alone + given}
         for side in (self, self.other_side()) if self.is_partly else (self,):
             gone = side._others_let_go(0)
             for found in zip(*(side._layer_ats(kind) for kind in dict.fromkeys(side.mine)), strict=True):
@@ -888,7 +902,7 @@ class Stage:
         )
 
     def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
-        dX, given = (self.stream, self.whole) if self.last else (0.0, 0.0)
+        dX, given = (self.stream, self.whole * self.of_decoder) if self.last else (0.0, 0.0)
         given = dX if self.job.model.adapters else given
         out, buffer = self.output(self.behind)
         yield from ((1, self._head_after_chunks()),) if self.in_chunks else self._head_alone(given)
@@ -914,7 +928,7 @@ class Stage:
                 "gradients": self.earlier + self.fresh(self.behind) + out,
                 "gather_buffers": self.gathered(1) + reduced + buffer + self.waiting,
                 "bucket_buffers": self.copies,
-                "temporaries": self.stream + self.retained(self.behind),
+                "temporaries": self.stream * self.of_decoder + self.retained(self.behind),
             },
         )
 
@@ -946,7 +960,18 @@ class Stage:
         return total / self.a["tiling"]
 
     def _layer_ats(self, kind: LayerKind) -> list[LayerAt]:
-        """The instants of one layer of a sort."""
+        """The instants of one layer of a sort. A decoder's layer has streams of its own tokens, and beside it lies the gradient of what
+        the encoder gave."""
+        if not kind.cross:
+            return self._ats(kind)
+        decoder = copy(self)
+        decoder.T, decoder.whole, decoder.stream = (
+            self.of_decoder * size for size in (self.T, self.whole, self.stream)
+        )
+        return [dataclasses.replace(at, temporaries=at.temporaries + self.stream) for at in decoder._ats(kind)]
+
+    def _ats(self, kind: LayerKind) -> list[LayerAt]:
+        """The same of a layer whose streams are those of this object."""
         if kind.mixer == "convolution":
             return [self._convolutions(kind)]
         if kind.ffn == "moe" and self.job.profile.keeping.name == OURS:
@@ -1157,6 +1182,8 @@ class Stage:
 
     def _attention(self, kind: LayerKind) -> LayerAt:
         gradients = self.in_attention()
+        if kind.cross:
+            gradients = max(self.in_attention(self.T / self.of_decoder), self.in_attention(self.T))
         back = self._rows(kind, _again, "mixer")
         freed = self._rows(kind, _kept, "exchanged", "ffn", "inside", "product") + self._rows(kind, _used, "mixer")
         gradients += self.stream if self.job.profile.keeping.name == OURS else self._whole_stream()
@@ -1167,14 +1194,17 @@ class Stage:
         """Elements of experts whose unit is through when attention's backward begins."""
         return self._elements(kind, lambda name: name.startswith("expert")) if self.apart else 0.0
 
-    def in_attention(self) -> float:
-        """Gradients of queries, keys, values and scores, and what the backward of attention takes inside."""
+    def in_attention(self, met: float | None = None) -> float:
+        """Gradients of queries, keys, values and scores, and what the backward of attention takes inside; `met` are the tokens that have
+        keys, where they are not those that ask."""
         shape, tp = self.job.model, self.a["tp"]
         heads, keys = shape.heads / tp, shape.kv_heads / tp
-        gradients = self.T * shape.head_dim * self.c * (2 * heads + 2 * keys)
+        met = self.T if met is None else met
+        gradients = shape.head_dim * self.c * (self.T * 2 * heads + met * 2 * keys)
         if self.job.profile.attention == "unfused":
             wide = self.job.profile.keeping.wide_softmax and (shape.mlp_gated or self.c < self.s)
-            return gradients + 2 * (4 if wide else self.c) * self.T * heads * self.job.workload.seq_len
+            length = met / self.a["micro_batch"] * self.a["cp"]
+            return gradients + 2 * (4 if wide else self.c) * self.T * heads * length
         return gradients + self._flash(heads, keys)
 
     def _flash(self, heads: float, keys: float) -> float:
@@ -1183,7 +1213,7 @@ class Stage:
         shape, a, d = self.job.model, self.a, self.job.model.head_dim
         step = 32 if d <= 128 else 64
         padded = -(-max(d, 1) // step) * step
-        length, here, around = self.job.workload.seq_len, heads, a["cp"]
+        length, here, around = round(self.T / a["micro_batch"] * a["cp"]), heads, a["cp"]
         if a["context_parallel"] == "all-to-all":
             here, around = heads / a["cp"], 1
         elif a["context_parallel"] == "hierarchical":

@@ -55,7 +55,8 @@ def reserved(
         gather += c * largest / n if c != s else 0
     reduce = (settled if reduces else 0.0) + (job.trainable * r * largest / parts if stands else 0.0)
 
-    rows = layout["micro_batch"] * job.workload.seq_len / layout["cp"]
+    decoded = job.workload.target_len if job.model.enc_layers else None
+    rows = layout["micro_batch"] * (decoded or job.workload.seq_len) / layout["cp"]
     if layout.get("loss") == "chunked":
         rows = ceil(rows / ceil(job.model.vocab / job.model.hidden))
     entries = rows * -(-job.model.vocab // layout["tp"])

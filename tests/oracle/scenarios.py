@@ -100,6 +100,8 @@ def _drawn(random: Random, devices: int) -> tuple[Job, tuple[str, ...], tuple[st
     job = Job(cluster=cluster, model=model, workload=work, profile=find_profile(), headroom=random.choice((0.0, 0.05, 0.3)))  # fmt: skip
     forbids = tuple(random.sample(sorted(TECHNIQUES), random.choice((0, 1, 2, 3, 4))))
     also = tuple(random.sample(ADDED, random.choice((0, 0, 0, 1, 2, len(ADDED)))))
+    if model.enc_layers:  # by what was drawn, so that other questions stay what they are
+        job = replace(job, workload=replace(work, target_len=(None, 128, length // 4, 2 * length)[batch % 4]))
     few = len(also) <= 2
     if few and "hierarchical" in also and model.kind != "vit":  # few ranks have so many tokens that it is there
         return replace(job, workload=replace(work, seq_len=random.choice(LENGTHS[-2:]))), SPREAD, also

@@ -244,6 +244,20 @@ def cases_of_shared_ports(draw: Draw) -> Case:
     return job, [draw(layouts(job).filter(lambda row: row["cp"] > 1 or row["pp"] > 1))]
 
 
+@st.composite
+def cases_of_targets(draw: Draw) -> Case:
+    """An encoder and a decoder behind it with targets of another length than the inputs, or of none stated, under any framework; two layouts that
+    leave sequences and layers together."""
+    drawn = draw(jobs(models=st.sampled_from(("t5-base", "t5-3b", "flan-t5-large", "bart-large")).map(load_model)))
+    lengths = st.sampled_from((None, 1, 114, 128, 512, 1000, drawn.workload.seq_len, 2 * drawn.workload.seq_len))
+    work = replace(drawn.workload, target_len=draw(lengths))
+    profile = replace(find_profile(draw(st.sampled_from(frameworks()))), launches_wait=draw(st.booleans()))
+    shape = replace(drawn.model, layers=draw(st.integers(1, 5)), enc_layers=draw(st.integers(1, 4)))
+    job = replace(drawn, model=shape, workload=work, profile=profile)
+    plain = layouts(job).filter(lambda row: row["pp"] == row["cp"] == row["tiling"] == 1)
+    return job, [draw(plain) for _ in range(2)]
+
+
 NETWORKS = ("aws-p4d.24xlarge:2", "dgx-h100:4", "ws-4x-4090:2", "dgx-gb200-nvl72-tray:8")
 MIXTURES = ("olmoe-1b-7b", "mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b")
 
@@ -340,6 +354,15 @@ def test_columns_equal_the_oracle(case: Case) -> None:
 @given(adapted_cases())
 def test_columns_equal_the_oracle_beside_adapters(case: Case) -> None:
     """The same where adapters alone are trained; the oracle counts their elements from the widths of the model."""
+    _assert_same_memory(case)
+    _assert_same_time(case)
+    assert model_FLOP(case[0]) == pytest.approx(timing.model_FLOP(case[0]), rel=1e-12)
+
+
+@settings(CI, max_examples=cases_of(60), suppress_health_check=[HealthCheck.filter_too_much])
+@given(cases_of_targets())
+def test_decoders_with_targets_of_their_own_length_equal_the_oracle(case: Case) -> None:
+    """The same of T5 and BART, whose decoders see other tokens than the encoders in front of them."""
     _assert_same_memory(case)
     _assert_same_time(case)
     assert model_FLOP(case[0]) == pytest.approx(timing.model_FLOP(case[0]), rel=1e-12)

@@ -8,12 +8,13 @@ from statistics import NormalDist
 
 from strategist.facts.hardware import Cluster, Node, PacedCluster
 from strategist.facts.job import Job
+from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, layer_counts, layer_sequence
 from strategist.facts.parameters import count, outer_parameters
 from strategist.facts.profile import BYTES
 from strategist.records import replace
 from tests.oracle import adapters, compression, convolutions, served, turned
-from tests.oracle.attention import attention_FLOP
+from tests.oracle.attention import attention_FLOP, lengths
 from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, layer_time
 from tests.oracle.parameters import all_stages, held
 from tests.oracle.ports import Port, is_between_nodes
@@ -396,9 +397,14 @@ def model_FLOP(job: Job) -> float:
         width = shape.heads * shape.head_dim
         projections = shape.hidden * (2 * width + 2 * shape.kv_heads * shape.head_dim)
         weights = shape.layers * (projections + (3 if shape.mlp_gated else 2) * shape.hidden * shape.ffn_hidden)
-    attention = sum(
-        attention_FLOP(shape, kind, job.workload.seq_len) * number for kind, number in layer_counts(shape).items()
-    )
+    attention, work = 0.0, job.workload
+    for kind, number in layer_counts(shape).items():
+        own, inputs = lengths(job, kind)
+        attention += attention_FLOP(shape, kind, own, inputs) * number * own / inputs
+    if shape.enc_layers:  # all of the decoder but two of four matrices of the attention to the encoder, and the head
+        every = [m for kind in layer_sequence(shape) if kind.cross for m in build_layer(shape, kind).matrices]
+        decoder = sum(m.inputs * m.outputs for m in every if m.name not in ("cross_k", "cross_v"))
+        weights -= (decoder + shape.vocab * shape.hidden) * (1 - (work.target_len or work.seq_len) / work.seq_len)
     frozen = 0.0
     if shape.adapters is not None:
         frozen = weights - adapters.trained(shape, list(layer_sequence(shape)), 1)

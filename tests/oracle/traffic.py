@@ -20,7 +20,7 @@ from strategist.facts.tiers import tiers
 from strategist.records import replace
 from tests.oracle import adapters, compression, turned
 from tests.oracle.held_whole import whole_weights
-from tests.oracle.memory import busiest, is_plain, sequence_cut, tokens, uses_units
+from tests.oracle.memory import busiest, decoder_tokens, is_plain, sequence_cut, tokens, uses_units
 from tests.oracle.parameters import (
     Held,
     dense_of_layer,
@@ -189,6 +189,9 @@ def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) ->
     whole = m * sum(kind.ffn == "moe" for kind in kinds) if own else 0  # mixtures that tensor parallelism does not cut
     again = [kind for kind, redone in zip(kinds, computed_again(job, layout, stage, len(kinds)), strict=True) if redone]
     whole_again, X_again = m * sum(kind.ffn == "moe" for kind in again) if own else 0, m * len(again)
+    if job.model.enc_layers:
+        yield from _of_two(job, layout, stage, kinds)
+        return
     moe = job.model.moe
     uncut, uncut_again = (whole, whole_again) if moe is not None and not moe.shared_ffn else (0, 0)
     reductions = X * 4 + (X_again if layout["recompute"] == "full" else 0) - 2 * uncut + ends
@@ -202,6 +205,12 @@ def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) ->
         yield Row("tp", "all-reduce", "", T * h * c, reductions, tp, 1)
     if is_last:
         yield Row("tp", "all-reduce", "", 4 * T, 3 * m, tp, 1)
+    yield from _terms(job, layout, stage, kinds)
+
+
+def _terms(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[Row]:
+    """Gradients of weights that every rank holds whole."""
+    tp, c, m = layout["tp"], BYTES[job.formats.compute], layout["accumulation"]
     whole_here = list(whole_weights(job.model, layout, stage, kinds))
     if job.profile.adds_terms == "step":
         own = layout["dp_shard"] * layout["cp"] if layout["zero"] >= 2 else 1
@@ -212,6 +221,33 @@ def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) ->
     width, times = (c, m) if with_units else (BYTES[job.formats.parameter], 1)
     for elements in whole_here:
         yield Row("tp", "all-reduce", "", elements * width, times, tp, 1)
+
+
+def _of_two(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[Row]:
+    """An encoder's layers have two parts each, a decoder's three, of which one also begins with what the encoder gave."""
+    h, c, m, tp = job.model.hidden, BYTES[job.formats.compute], layout["accumulation"], layout["tp"]
+    redone = computed_again(job, layout, stage, len(kinds))
+    starts, ends = stage == 0, stage == last_stage(layout)
+    again = {"none": 0, "full": 1}.get(layout["recompute"], 0)
+    sums = {"inputs": int(starts), "targets": 2 * ends}
+    gathers = dict(sums)
+    for kind, anew in zip(kinds, redone, strict=True):
+        parts, own = (3, "targets") if kind.cross else (2, "inputs")
+        sums[own] += 2 * parts + (again * (parts - 1) if anew else 0)
+        gathers[own] += 2 * parts + (parts if anew else 0)
+        sums["inputs"] += kind.cross
+        gathers["inputs"] += kind.cross * (2 if anew else 1)
+    sizes = {"inputs": tokens(job, layout), "targets": decoder_tokens(job, layout)}
+    for stream, T in sizes.items():
+        if layout["sequence_parallel"]:
+            width = job.cast_width if job.gathers_cast else c
+            yield Row("tp", "all-gather", "", T * h * width, m * gathers[stream], tp, 1)
+            yield Row("tp", "reduce-scatter", "", T * h * c, m * sums[stream], tp, 1)
+        else:
+            yield Row("tp", "all-reduce", "", T * h * c, m * sums[stream], tp, 1)
+    if ends:
+        yield Row("tp", "all-reduce", "", 4 * sizes["targets"], 3 * m, tp, 1)
+    yield from _terms(job, layout, stage, kinds)
 
 
 def _context(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[Row]:
