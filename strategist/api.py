@@ -54,7 +54,7 @@ def recommend(  # noqa: PLR0913 - each is a word of the public surface
 
     model: a size ("7B"), a catalogue name, a path to a config.json, a ModelShape, or an nn.Module (meta device is
     enough). hardware: "dgx-h100:4", a file, a Cluster, "local", or None for this machine or, without GPUs, an assumed
-    one. Further fields: seq_len, global_batch, micro_batch, grad_accum, tokens, precision, optimizer, expert_imbalance, headroom,
+    one. Further fields: seq_len, target_len, global_batch, micro_batch, grad_accum, tokens, precision, optimizer, expert_imbalance, headroom,
     pin, forbid, also, objective, frontend, purpose (with frontend="auto"), price_per_gpu_hour, rules, calibration, uncalibrated, time_budget (seconds). `verify` traces the chosen layout and the next,
     puts traced bytes into the Plan, and takes a layout that is traced to fit; it needs the extra `run`. `pareto`
     adds the front of time, memory and cost, `certificate` the account of the search,

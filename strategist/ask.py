@@ -47,6 +47,7 @@ class Given:
     intra_Bps: float | None = None
     inter_Bps: float | None = None
     seq_len: int | None = None
+    target_len: int | None = None
     global_batch: int | None = None
     micro_batch: int | None = None
     grad_accum: int | None = None
@@ -487,6 +488,7 @@ def _workload(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Worklo
         optimizer=optimizer,
         tokens=given.tokens,
         expert_imbalance=_imbalance(given, shape),
+        target_len=_target_len(given, shape),
     )
     said = {"sequence length": (given.seq_len, seq_len, "--seq-len"), "global batch": (given.global_batch, counted(batch, "sequence"), "--global-batch"), "precision": (given.precision, f"{precision} compute, fp32 state", "--precision"), "optimizer": (given.optimizer, optimizer, "--optimizer")}  # fmt: skip
     if shape.is_convolutional:
@@ -500,7 +502,39 @@ def _workload(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Worklo
     assumed = (
         Assumption(what=what, value=str(value), flag=flag) for what, (told, value, flag) in said.items() if told is None
     )
-    return work, (*assumed, *_balanced(given, shape, cluster))
+    return work, (*assumed, *_as_long(work, shape), *_balanced(given, shape, cluster))
+
+
+def _target_len(given: Given, shape: ModelShape) -> int | None:
+    """Tokens of a decoder's sequence behind an encoder, as said. Raises InputError CONFLICT where there is no such decoder, and UNSUPPORTED where
+    it has experts, whose copies of other tokens nothing counts."""
+    flag = "--target-len"
+    if given.target_len is None:
+        return None
+    if not shape.enc_layers:
+        raise InputError(
+            "CONFLICT",
+            f"{flag} is about a decoder behind an encoder, and {shape.name} has one stack of layers.",
+            flag=flag,
+            value=given.target_len,
+            hint="Leave it out, or name an encoder-decoder such as t5-base or bart-large.",
+        )
+    if shape.moe is not None:
+        raise InputError(
+            "UNSUPPORTED",
+            f"Targets of another length have no model where layers have experts, as those of {shape.name}.",
+            flag=flag,
+            value=given.target_len,
+            hint="Leave it out: targets are then as long as the inputs.",
+        )
+    return given.target_len
+
+
+def _as_long(work: Workload, shape: ModelShape) -> Iterator[Assumption]:
+    """That targets are as long as inputs, where nobody said otherwise."""
+    if shape.enc_layers and work.target_len is None:
+        value = f"{work.targets}, as many tokens as the inputs have"
+        yield Assumption(what="target length", value=value, flag="--target-len")
 
 
 def _usual_precision(cluster: Cluster) -> Precision:

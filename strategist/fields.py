@@ -44,7 +44,7 @@ def checked_fields(workload: Workload | None, given: Mapping[str, Any], function
             raise InputError("UNKNOWN_KEY", f"{function}() has no argument {name!r}.", flag=name, value=name, hint=hint)
     if workload is not None and not isinstance(workload, Workload):
         raise _wrong("workload", workload, "a Workload", "Workload(seq_len=4096)")
-    own = ["seq_len", "global_batch", "precision", "optimizer", "tokens"]
+    own = ["seq_len", "target_len", "global_batch", "precision", "optimizer", "tokens"]
     if workload is not None and workload.expert_imbalance != 1.0:  # balance need not be said
         own.append("expert_imbalance")
     fields = {name: getattr(workload, name) for name in own} if workload is not None else {}
@@ -137,6 +137,7 @@ def _folders(name: str, value: Any) -> tuple[str, ...]:
 
 WORKLOAD: Mapping[str, Check] = {
     "seq_len": whole(MAX_SEQ_LEN),
+    "target_len": whole(MAX_SEQ_LEN),
     "global_batch": whole(MAX_BATCH),
     "micro_batch": whole(MAX_BATCH),
     "grad_accum": whole(MAX_BATCH),

@@ -187,6 +187,7 @@ def layout_of(says: Says, layers: int) -> Layout:
 def _predicted(given: Given, says: Says, reader: Reader, layout: Layout) -> Prediction:
     """The prediction of a layout. What was said on the command line wins over what the file says."""
     batch, length, compute = says.get("global_batch"), says.get("seq_len"), says.get("compute")
+    targets = says.get("target_len")
     text = ",".join(f"{name}={int(value) if isinstance(value, bool) else value}" for name, value in layout.items())
     precision = given.precision or PRECISIONS.get(str(compute))
     asked = complete(
@@ -197,6 +198,7 @@ def _predicted(given: Given, says: Says, reader: Reader, layout: Layout) -> Pred
             grad_accum=None,
             global_batch=given.global_batch or (batch if isinstance(batch, int) else None),
             seq_len=given.seq_len or (length if isinstance(length, int) else None),
+            target_len=given.target_len or (targets if isinstance(targets, int) else None),
             precision=precision,
             framework=given.framework or _profile(reader, says, layout, precision),
             optimizer=given.optimizer or _word(says, "optimizer"),

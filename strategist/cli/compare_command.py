@@ -110,4 +110,5 @@ def _described(name: str, layout: str, found: Costed, *, legal: bool, fits: bool
         tokens_per_second=found.time.tokens_per_second,
         unit=found.model.unit,
         mfu=found.time.mfu,
+        target_len=found.workload.target_len,
     )

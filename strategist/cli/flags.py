@@ -54,6 +54,7 @@ HARDWARE = (
 
 WORKLOAD = (
     Flag("--seq-len", "tokens per sequence", "N"),
+    Flag("--target-len", "tokens per sequence of a decoder behind an encoder, where these are not as many", "N"),
     Flag("--global-batch", "sequences per optimizer step", "N"),
     Flag("--micro-batch", "fix the sequences per micro-batch and data rank", "N"),
     Flag("--grad-accum", "fix the micro-batches per optimizer step", "N"),

@@ -69,6 +69,7 @@ READERS: Mapping[str, Reader] = {
     "intra_bw": lambda text, flag: parse_rate(text, flag, example="450GB/s"),
     "inter_bw": lambda text, flag: parse_rate(text, flag, example="400Gb/s"),
     "seq_len": whole(1, MAX_SEQ_LEN, "4096"),
+    "target_len": whole(1, MAX_SEQ_LEN, "128"),
     "global_batch": whole(1, MAX_BATCH, "256"),
     "micro_batch": whole(1, MAX_BATCH, "2"),
     "grad_accum": whole(1, MAX_BATCH, "16"),

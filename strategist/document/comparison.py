@@ -30,6 +30,7 @@ class Side:
     tokens_per_second: float
     unit: Literal["tokens", "images"]
     mfu: float
+    target_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

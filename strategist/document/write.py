@@ -16,6 +16,7 @@ SILENT: dict[str, Any] = {
     "uneven_batch": [],
     "recompute_stages": [],
     "expert_imbalance": 1,
+    "target_len": None,
     "constants": None,
     "frozen": 0,
     "near": [],

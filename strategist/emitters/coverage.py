@@ -108,10 +108,11 @@ def plain_values() -> Mapping[str, Any]:
     records = (("mesh", Mesh()), ("strategy", Strategy(stages=(), formats=FLOAT32)))
     places = {f"{name}.{field}": getattr(record, field) for name, record in records for field in names_of(type(record))}
     fields = {place: value for place, value in places.items() if place not in _SHAPED_BY_OTHERS}
-    return fields | {"workload.precision": "fp32", "model.method": "full"}
+    return fields | {"workload.precision": "fp32", "workload.target_len": None, "model.method": "full"}
 
 
 WHY = {
+    "workload.target_len": "Its files train decoders alone, whose sequences have one length.",
     "model.method": "Adapters are put into a model by a training script, not by these files.",
     "strategy.compression": "Hooks of DDP are not mapped for it.",
     "strategy.tables": "No process of it holds tables of embeddings for others.",
@@ -249,6 +250,6 @@ def _others(values: tuple[Any, ...]) -> str:
     """What can be said instead; number formats are too many words, and nothing is none."""
     return (
         ""
-        if isinstance(values[0], NumberFormats) or values[0] == ()
+        if isinstance(values[0], NumberFormats) or values[0] in ((), None)
         else f"; it has {' or '.join(_word(value) for value in values)}"
     )

@@ -39,7 +39,15 @@ SCHEDULES = ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv
 OFFLOADS = ("none", "optimizer", "parameters", "nvme")
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 
-ASKED = ("model", "model.adapters", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
+ASKED = (
+    "model",
+    "model.adapters",
+    "workload.seq_len",
+    "workload.target_len",
+    "workload.precision",
+    "strategy.formats",
+    "strategy.optimizer",
+)
 """Places of a Plan that hold what was asked for. All others are choices of the planner, which can choose otherwise."""
 
 
@@ -134,6 +142,14 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
         ("strategy.offload", strategy.offload, OFFLOADS),
         ("strategy.backend", strategy.backend, BACKENDS),
     )
+    if plan.workload.target_len is not None:
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="workload.target_len",
+            value=plan.workload.target_len,
+            sentence=f"The executor cannot run workload.target_len = {plan.workload.target_len} yet; it cuts and traces batches of one length.",
+            hint="Leave --target-len out; such a plan is for a model of yours, given to build(), with targets as long as its inputs.",
+        )
     for place, value, known in rows:
         if value not in known:
             choices = " or ".join(str(k) for k in known)

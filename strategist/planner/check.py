@@ -49,7 +49,7 @@ def _size_faults(plan: Plan) -> Iterator[str]:
     sizes |= {f"cluster.groups[{i}].node.gpus": group.node.gpus for i, group in enumerate(groups)}
     sizes |= {f"cluster.groups[{i}].node.gpu.memory_bytes": group.node.gpu.memory_bytes for i, group in enumerate(groups)}  # fmt: skip
     sizes |= {"workload.seq_len": work.seq_len, "workload.global_batch": work.global_batch}
-    sizes |= {"workload.expert_imbalance": work.expert_imbalance}
+    sizes |= {"workload.expert_imbalance": work.expert_imbalance, "workload.target_len": work.targets}
     sizes |= {
         "strategy.cp_inner": s.cp_inner,
         "strategy.micro_batch": s.micro_batch,
@@ -61,6 +61,8 @@ def _size_faults(plan: Plan) -> Iterator[str]:
     known = dict(shape.extra)
     sizes |= {f"model.extra.{name}": known.get(name, 0) for name in FACTS_OF.get(shape.formula, ())}
     yield from (f"{place} is {size}; it is at least 1." for place, size in sizes.items() if size < 1)
+    if work.target_len is not None and (not shape.enc_layers or shape.moe is not None):
+        yield f"workload.target_len is {work.target_len}, and the model has no decoder behind an encoder, or one of experts."
     yield from _convolution_faults(plan)
 
 

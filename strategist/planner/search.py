@@ -204,6 +204,7 @@ def limits_of(question_: Question) -> Limits:
         pins=question_.pins,
         forbids=question_.forbids,
         also=question_.also,
+        target_len=facts["target_len"],
     )
 
 

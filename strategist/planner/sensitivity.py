@@ -87,6 +87,7 @@ def assumptions(job: Job) -> list[Assumption]:
     """What the time and memory of a job rest on, as far as it matters on its machines; an image has no other length."""
     work = job.workload
     length = Assumption("sequence length", "--seq-len", "tokens", work.seq_len, _whole, lambda f: _with_work(job, "seq_len", f, MAX_SEQ_LEN), True)  # fmt: skip
+    targets = Assumption("target length", "--target-len", "tokens", work.targets, _whole, lambda f: _with_work(job, "target_len", f, MAX_SEQ_LEN), True)  # fmt: skip
     return [
         *_links(job),
         Assumption("matmul rate", "--calibration", "", 1.0, _times, lambda f: with_factor(job, "matmul", 1 / f)),
@@ -94,6 +95,7 @@ def assumptions(job: Job) -> list[Assumption]:
         *([Assumption("overlap", "", "", 1.0, _times, lambda f: replace(job, overlap=f))] if job.cluster.world > 1 else []),
         *_experts(job),
         *([length] if job.model.unit == "tokens" else []),
+        *([targets] if work.target_len is not None else []),
         Assumption("global batch", "--global-batch", "sequences", work.global_batch, _whole, lambda f: _with_work(job, "global_batch", f, MAX_BATCH), True),
     ]  # fmt: skip
 

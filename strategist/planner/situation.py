@@ -156,9 +156,8 @@ def largest_layer_bytes(job: Job) -> int:
     compute = BYTES[job.formats.compute]
     weights = dense_CK(job.model, alone, unit) + expert_CK(job.model, alone, unit)
     blocks = (1.0 + job.trainable) * compute * weights + Kept(job, alone).rows(is_kept)
-    head = (
-        1.0 + job.trainable
-    ) * compute * job.model.vocab * job.model.hidden + compute * job.workload.seq_len * job.model.vocab
+    seen = job.workload.targets if job.model.enc_layers else job.workload.seq_len
+    head = (1.0 + job.trainable) * compute * job.model.vocab * job.model.hidden + compute * seen * job.model.vocab
     context = overhead("cpu_context_bytes" if job.cluster.smallest.vendor == "CPU" else "gpu_context_bytes")
     return int(max(float(blocks.max(initial=0.0)), head) + context)
 

@@ -84,6 +84,7 @@ NUMBERS = {
     "--micro-batch-size": "micro_batch",
     "--global-batch-size": "global_batch",
     "--seq-length": "seq_len",
+    "--encoder-seq-length": "seq_len",
     "--recompute-num-layers": "recompute",
     "--zero-stage": "zero",
     **dict.fromkeys(SIZES, "model"),
@@ -102,6 +103,8 @@ BY_PP, REPLICAS = ("schedule", "virtual_stages"), ("dp_replicate", "dp_shard")
 """What follows from the number of stages, and from how states are kept."""
 DEFAULT_TOKENIZER = ("pretrain_gpt.py", "pretrain_hybrid.py", "pretrain_mamba.py", "pretrain_vlm.py")
 """Programs that have GPT-2's tokenizer where no other is named (args_defaults of each, in Megatron-LM and Megatron-DeepSpeed)."""
+TWO_STACKS = "pretrain_t5.py"
+"""The program whose decoder has a sequence of its own; others look at no --decoder-seq-length (NVIDIA/Megatron-LM: pretrain_t5.py)."""
 
 Arguments = Mapping[str, str]
 
@@ -130,6 +133,8 @@ def read(source: Source, ranks: int | None) -> Foreign:
     written, world = arguments_of(script), ranks or started(script)
     said = in_megatron_s_words(written)
     says, open_ones = says_of(said, world), unsaid_of(written)
+    if script.runs(TWO_STACKS):
+        says = {**says, **told(target_len=whole(said.get("--decoder-seq-length")))}
     if is_by_deepspeed(said):
         says = {**says, **_engine(source, said, _data_parallel(said, world))}
     found = [*script_faults(script), *_unknown(said), *mesh_faults(said, says, world), *_aware(said), *_optimizer(said)]
@@ -264,7 +269,7 @@ def says_of(said: Arguments, world: int | None) -> Says:
         cp_inner=inner,
         micro_batch=micro,
         global_batch=batch,
-        seq_len=whole(said.get("--seq-length")),
+        seq_len=whole(said.get("--seq-length", said.get("--encoder-seq-length"))),
         accumulation=batch // (micro * dp) if batch and micro and dp and batch % (micro * dp) == 0 else None,
         optimizer=OPTIMIZERS.get(said.get("--optimizer", "adam")),
         recompute=_recompute(said, pp * virtual),

@@ -74,21 +74,21 @@ def job_words(plan: Costed) -> str:
     """The workload in one phrase."""
     work = plan.workload
     job = f"{_method_words(plan)}, {work.optimizer}, {work.precision}"
-    batch = batch_words(plan.model.unit, work.seq_len, work.global_batch)
+    batch = batch_words(plan.model.unit, work.seq_len, work.global_batch, work.target_len)
     if plan.model.unit == "images":
         return f"{job}, {batch} per step"
     tokens = counted(work.tokens_per_step, "token", format_count(work.tokens_per_step))
+    tokens = tokens if work.target_len is None else f"{tokens} of inputs"
     crowded = f", busiest experts {work.expert_imbalance:g} times the mean" if work.expert_imbalance > 1 else ""
     return f"{job}, {batch} = {tokens} per step{crowded}"
 
 
-def batch_words(unit: str, seq_len: int, global_batch: int) -> str:
+def batch_words(unit: str, seq_len: int, global_batch: int, target_len: int | None = None) -> str:
     """What one step takes; an image is no sequence that people know the length of."""
-    return (
-        counted(global_batch, "image")
-        if unit == "images"
-        else f"sequence {seq_len}, {counted(global_batch, 'sequence')}"
-    )
+    if unit == "images":
+        return counted(global_batch, "image")
+    targets = "" if target_len is None else f" with targets of {target_len}"
+    return f"sequence {seq_len}{targets}, {counted(global_batch, 'sequence')}"
 
 
 def _method_words(plan: Costed) -> str:

@@ -41,7 +41,7 @@ def _named(head: str, side: Side, width: int) -> Iterator[Line]:
     """One side in words."""
     yield from wrapped(head, f"{side.name}: {side.layout}", width, indent=INDENT, style="title")
     rates = f"{format_count(side.tokens_per_second)} {side.unit}/s, MFU {100 * side.mfu:.0f} %"
-    batch = batch_words(side.unit, side.seq_len, side.global_batch)
+    batch = batch_words(side.unit, side.seq_len, side.global_batch, side.target_len)
     text = f"{side.model} on {side.hardware}, {batch}: {rates}"
     yield from wrapped("", text, width, indent=INDENT, style="dim")
 
@@ -67,9 +67,11 @@ def _table(rows: Sequence[Sequence[str]], width: int) -> list[Line]:
 
 def _unequal(found: Comparison, width: int) -> Iterator[Line]:
     """What the sides do not share, because then the layout is not all that makes the difference."""
-    questions = ("model", "hardware", "seq_len", "global_batch")
+    questions = ("model", "hardware", "seq_len", "target_len", "global_batch")
     other = [name for name in questions if len({getattr(side, name) for side in found.sides}) > 1]
     if other:
-        named = [name.replace("seq_len", "sequence length").replace("_", " ") for name in other]
+        named = [
+            name.replace("seq_len", "sequence length").replace("_len", " length").replace("_", " ") for name in other
+        ]
         text = f"The sides answer different questions: {', '.join(named)} {'differs' if len(named) == 1 else 'differ'}."
         yield from wrapped("note", text, width, indent=6, style="warn", label_style="warn")

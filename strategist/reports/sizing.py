@@ -21,7 +21,7 @@ def sizing_text(found: Sizing, width: int = 80, *, verbose: bool = False) -> lis
     work = found.workload
     parameters = format_count(count(found.model).total)
     unit = found.model.unit
-    batch = batch_words(unit, work.seq_len, work.global_batch)
+    batch = batch_words(unit, work.seq_len, work.global_batch, work.target_len)
     job = f"{found.model.name} ({parameters}) on {counted(work.tokens or 0, unit.removesuffix('s'), format_count(work.tokens or 0))}, {batch} per step"
     by = "no deadline" if found.deadline_s is None else f"in {format_duration(found.deadline_s)}"
     return [

@@ -67,7 +67,7 @@ def require_same_job(before: Plan, after: Plan) -> None:
 def _differences(before: Plan, after: Plan) -> Iterator[str]:
     if before.model != after.model:
         yield f"model {after.model.name} differs from the run's {before.model.name}"
-    for name in ("seq_len", "global_batch", "precision", "optimizer"):
+    for name in ("seq_len", "target_len", "global_batch", "precision", "optimizer"):
         old, new = getattr(before.workload, name), getattr(after.workload, name)
         if old != new:
             yield f"{name} {new} instead of {old}"

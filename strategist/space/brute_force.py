@@ -126,7 +126,7 @@ def _sequence(limits: Limits, row: Mapping[str, int]) -> bool:
     if row["tp"] == 1:
         return row["sequence_parallel"] == 0
     pinned = limits.pinned("sequence_parallel")
-    divides = limits.seq_len % (row["cp"] * row["tp"]) == 0 and "sequence_parallel" not in limits.forbids
+    divides = limits.divides(row["cp"] * row["tp"]) and "sequence_parallel" not in limits.forbids
     return row["sequence_parallel"] == (int(divides) if pinned is None else pinned)
 
 

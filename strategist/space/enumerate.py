@@ -41,6 +41,7 @@ class Limits:
 
     `tiled` adds memory-centric tiling, which is worth looking at only when the widest layer does not fit a device. `head`
     is as how many layers the output head counts when stages are weighted, and layers that are all `alike` may be balanced. `also` are techniques to look at that are left out else.
+    `target_len` are tokens of a decoder's sequence behind an encoder, 0 in models of one stack.
     """
 
     world: int
@@ -56,6 +57,7 @@ class Limits:
     pins: tuple[Pin, ...] = ()
     forbids: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    target_len: int = 0
 
     def pinned(self, key: str) -> int | None:
         """The value a choice is fixed to."""
@@ -86,6 +88,10 @@ class Limits:
         said = {pin.key: pin.value for pin in self.pins if pin.key.startswith(prefix)}
         last = max((int(key.removeprefix(prefix)) for key in said), default=-1)
         return tuple(said.get(f"{prefix}{stage}", 0) for stage in range(last + 1))
+
+    def divides(self, parts: int) -> bool:
+        """Whether every sequence divides into so many parts."""
+        return self.seq_len % parts == 0 and self.target_len % parts == 0
 
     def wants(self, schedule: str) -> bool:
         """Whether somebody asks for a schedule, alone or beside others."""
@@ -337,7 +343,7 @@ def sequence_cuts(limits: Limits, cp: int, tp: int) -> Sequence[int]:
     pinned = limits.pinned("sequence_parallel")
     if pinned is not None:
         return (pinned,)
-    divides = limits.seq_len % (cp * tp) == 0 and "sequence_parallel" not in limits.forbids
+    divides = limits.divides(cp * tp) and "sequence_parallel" not in limits.forbids
     return (1,) if divides else (0,)
 
 

@@ -52,7 +52,8 @@ def largest_layer_bytes(job: Job) -> float:
     blocks = [
         2 * c * build_layer(shape, kind).parameters + kept_bytes(job, alone, kind) for kind in layer_counts(shape)
     ]
-    head = 2 * c * shape.vocab * shape.hidden + c * shape.vocab * seq_len
+    seen = (job.workload.target_len or seq_len) if shape.enc_layers else seq_len
+    head = 2 * c * shape.vocab * shape.hidden + c * shape.vocab * seen
     device = "cpu" if job.cluster.smallest.vendor == "CPU" else "gpu"
     return max([head, *blocks]) + overhead(f"{device}_context_bytes")
 
@@ -176,7 +177,8 @@ def is_collapsed(job: Job, layout: Layout, *, tiled: bool, also: Sequence[str] =
     gpipe = layout["schedule"] == "gpipe" and layout["accumulation"] >= layout["pp"]
     looped = layout["schedule"] == "looped_bfs" and layout["accumulation"] % layout["pp"] == 0
     unasked = gpipe or looped or layout["schedule"] in ("zb_h1", *IN_A_V)
-    divides = job.workload.seq_len % (layout["cp"] * layout["tp"]) == 0
+    lengths = (job.workload.seq_len, (job.workload.target_len or 0) if job.model.enc_layers else 0)
+    divides = all(length % (layout["cp"] * layout["tp"]) == 0 for length in lengths)
     whole = layout["tp"] > 1 and not layout["sequence_parallel"] and divides
     weighted = layout["stage_split"] == "weighted"
     same = weighted and stage_kinds(job, layout) == stage_kinds(job, layout | {"stage_split": "even"})
