@@ -620,15 +620,36 @@ T5 = {
 }  # fmt: skip
 
 
-def test_an_encoder_and_a_decoder_are_built_from_columns_where_both_see_as_many_tokens() -> None:
-    """Widths that a row states make T5 1.1 (google/t5-v1_1-xl: 2.85e9); a decoder of another length has no model."""
+def test_an_encoder_and_a_decoder_are_built_from_columns_with_as_many_tokens_as_each_sees() -> None:
+    """Widths that a row states make T5 1.1 (google/t5-v1_1-xl: 2.85e9); a decoder of another length takes less where it is shorter."""
     one = _judged(T5)
     assert one.case is not None, one.skipped
     assert one.job.model.enc_layers == 24
     assert count(one.job.model).total == pytest.approx(2.85e9, rel=0.01)
-    assert _judged({**T5, "target_len": "512"}).case is not None
+    assert _judged({**T5, "target_len": "512"}).step_s == one.step_s
     for said in ({"target_len": "128"}, {"notes": "512 tokens to the encoder, 128 to the decoder"}):
-        assert _judged({**T5, **said}).skipped == "targets of 128 tokens behind inputs of 512: both are taken as long"
+        short = _judged({**T5, **said})
+        assert (short.job.workload.seq_len, short.job.workload.target_len) == (512, 128)
+        assert (short.step_s or 0.0) < (one.step_s or 0.0)
+    assert (
+        _judged({"target_len": "128"}).job.workload.target_len is None
+    )  # of a model without an encoder it says nothing
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"pp": "2", "dp": "4", "gpus_total": "8"}, "under pp 2"),
+        ({"cp": "2", "dp": "4", "gpus_total": "8"}, "under cp 2"),
+        ({"experts": "8", "experts_active": "1", "moe_ffn_hidden": "5120"}, "with experts"),
+    ],
+)
+def test_targets_of_another_length_that_nothing_describes_are_skipped_with_the_reason(
+    said: dict[str, str], reason: str
+) -> None:
+    """Stages of two lengths, ranks of one sequence, and experts behind an encoder."""
+    skipped = _judged({**T5, "target_len": "128", **said}).skipped
+    assert skipped == f"targets of 128 tokens behind inputs of 512 {reason}"
 
 
 def test_nemo_frees_narrow_gradients_where_nothing_is_shared_out() -> None:
