@@ -13,7 +13,7 @@ from strategist.facts.convolutions import blocks
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
 from strategist.facts.layer_kind import LINEAR
-from strategist.facts.layers import Layer
+from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import LayerKind, loss_chunk
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
@@ -421,15 +421,25 @@ def launches(job: Job, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:
     kernels, moe = job.profile.kernels, job.model.moe
     is_forward = passes == "forward"
     launchers = c["dp_replicate"] if is_forward and c.in_threads else 1
-    each_pass = (kernels.forward, kernels.backward)
+    each_pass: tuple[float, float] = (kernels.forward, kernels.backward)
     if kind.mixer == "convolution":
         each_pass = launched(blocks(job.model.extra)[kind.block])
+    if kind.cross:
+        each_pass = (each_pass[0] * _with_cross(job, kind), each_pass[1] * _with_cross(job, kind))
     count = np.full(len(c), float(each_pass[0 if is_forward else 1])) + _of_adapters(job, kind, is_forward=is_forward)
     if kind.ffn != "moe" or moe is None:
         return count * launchers
     routing = kernels.moe_forward if is_forward else kernels.moe_backward
     each = kernels.expert_forward if is_forward else kernels.expert_backward
     return (count + routing + each * moe.experts / c["ep"]) * launchers
+
+
+def _with_cross(job: Job, kind: LayerKind) -> float:
+    """How many times as many kernels a decoder's layer has for its attention to an encoder: kernels go with matrices, as in modules that
+    run again (NVIDIA/Megatron-LM: megatron/model/transformer.py, ParallelTransformerLayer, whose inter_attention is an attention with norm,
+    dropout and sum like the other; 23.05)."""
+    own = build_layer(job.model, kind).matrices
+    return len(own) / sum(not matrix.name.startswith("cross_") for matrix in own)
 
 
 _ADAPTER_FORWARD, _ADAPTER_BACKWARD = 5, 9

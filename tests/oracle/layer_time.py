@@ -321,12 +321,19 @@ def _launches(job: Job, layout: Layout, kind: LayerKind) -> tuple[float, float]:
         forward, backward = convolutions.launches(convolutions.of(job.model, kind))
         return devices * forward, backward
     beside = _adapted(job, kind)
-    first, second = kernels.forward + 5 * beside, kernels.backward + 9 * beside
+    more = _crossing(job, kind)
+    first, second = kernels.forward * more + 5 * beside, kernels.backward * more + 9 * beside
     if kind.ffn != "moe" or moe is None:
         return devices * first, second
     local = moe.experts / layout["ep"]
     forward = devices * (first + kernels.moe_forward + kernels.expert_forward * local)
     return forward, second + kernels.moe_backward + kernels.expert_backward * local
+
+
+def _crossing(job: Job, kind: LayerKind) -> float:
+    """Four matrices more beside four of attention and those of the feed-forward part, and as many kernels each."""
+    others = 4 + (3 if job.model.mlp_gated else 2)
+    return (others + 4) / others if kind.cross else 1
 
 
 def _adapted(job: Job, kind: LayerKind) -> int:
@@ -359,7 +366,7 @@ def _launched_again(job: Job, layout: Layout, kind: LayerKind) -> float:
     """The share of a layer's launches that the named modules have: by their matrices, and all of routing and experts with mixtures."""
     kernels, moe, named = job.profile.kernels, job.model.moe, set(job.profile.redoes)
     devices = layout["dp_replicate"] if layout.get("replicas") == "threads" else 1
-    plain = devices * (kernels.forward + 5 * _adapted(job, kind))
+    plain = devices * (kernels.forward * _crossing(job, kind) + 5 * _adapted(job, kind))
     own = [matrix.name for matrix in build_layer(job.model, kind).matrices if not matrix.is_expert]
     launched = plain * sum(bool(module_of(name) & named) for name in own) / max(1, len(own))
     routing = 0.0
