@@ -1,4 +1,5 @@
-"""What a layer of Transformers' own modules reads and writes beside its products, operation by operation: rows of the catalogue's `modules`.
+"""What a layer of Transformers' own modules reads and writes beside its products, operation by operation: rows of the catalogue's `modules`; and what
+its activations read, write and keep for backward: rows of `act_forms`.
 
 `python -m benchmarks.module_kernels` runs two layers and one of GPT-2, BERT and Llama on a CPU, in bf16 and under autocast, and counts the bytes of the inputs
 and results of every operation that torch dispatches. Nothing is timed. What a GPU does otherwise is put right: operations that CUDA's autocast runs in float32
@@ -16,11 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.activations import ACT2FN
 
 WIDTH, FFN, HEADS, LENGTH, VOCABULARY = 128, 384, 4, 48, 160
 """Sizes that no two kinds of tensors share."""
@@ -140,7 +143,7 @@ def _eager(config: Any) -> Any:
     return config
 
 
-MODELS = (Model("tanh", _gpt2), Model("layernorm", _bert), Model("rmsnorm", _llama))
+MODELS = (Model("gpt2", _gpt2), Model("layernorm", _bert), Model("rmsnorm", _llama))
 
 
 def moved(model: Model, layers: int, samples: int, numbers: str) -> tuple[Counter[str], Counter[str]]:
@@ -196,7 +199,51 @@ def columns(model: Model, numbers: str) -> dict[str, float]:
     }
 
 
+ONE_KERNEL = "gelu"
+"""The form that is one kernel of torch, whose input and result are kept: the others are told by what they have beyond it."""
+FORMS = ("gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh", "quick_gelu")
+"""Activations of Transformers that are several operations of torch; all other forms of GELU are one."""
+
+
+def act_columns(form: str, numbers: str) -> dict[str, float]:
+    """The row of the catalogue for one form of an activation: per number between the matrices, bytes that are kept and elements that are moved, a third
+    of both passes, beyond those of a GELU that is one kernel."""
+    kept, moved_bytes = _of_act(form, numbers)
+    kept_at_once, moved_at_once = _of_act(ONE_KERNEL, numbers)
+    return {
+        "kept_bytes": kept - kept_at_once,
+        "moved": (moved_bytes - moved_at_once) / (3 * NUMBERS[numbers].itemsize),
+    }
+
+
+def _of_act(form: str, numbers: str) -> tuple[float, float]:
+    """Bytes per number that are kept from forward to backward between two matrices around an activation, and that both passes move there."""
+    autocast, held = numbers == "mixed", dict[int, Tensor]()
+    first, last = (nn.Linear(*ends, bias=False) for ends in ((WIDTH, FFN), (FFN, WIDTH)))
+    network = nn.Sequential(first, ACT2FN[form], last)
+    network = network if autocast else network.to(NUMBERS[numbers])
+    given, counted = torch.randn(LENGTH, WIDTH, dtype=first.weight.dtype, requires_grad=True), Moved()
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.shape == (LENGTH, FFN):
+            held[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with Cuda(autocast=autocast), counted:
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast),
+            saved_tensors_hooks(keep, lambda kept: kept),
+        ):
+            result = network(given)
+        result.sum().backward()
+    size = LENGTH * FFN
+    return sum(map(_bytes, held.values())) / size, counted.bytes["ffn"] / size
+
+
 if __name__ == "__main__":
     for model in MODELS:
         for numbers in NUMBERS:
             print(json.dumps({"sort": model.sort, "numbers": numbers, **columns(model, numbers)}))
+    for form in FORMS:
+        for numbers in NUMBERS:
+            print(json.dumps({"name": form, "numbers": numbers, **act_columns(form, numbers)}))

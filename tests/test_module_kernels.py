@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from benchmarks.module_kernels import MODELS, columns
+from benchmarks.module_kernels import FORMS, MODELS, NUMBERS, act_columns, columns
 from strategist.catalog import rows
 
 pytestmark = pytest.mark.slow
@@ -17,7 +17,7 @@ MASKS = 4.0
 
 
 @pytest.mark.parametrize(
-    ("sort", "numbers"), [("tanh", "mixed"), ("layernorm", "low"), ("rmsnorm", "mixed"), ("rmsnorm", "wide")]
+    ("sort", "numbers"), [("gpt2", "mixed"), ("layernorm", "low"), ("rmsnorm", "mixed"), ("rmsnorm", "wide")]
 )
 def test_modules_move_what_the_catalogue_says(sort: str, numbers: str) -> None:
     """Norms, sums, rotation, activation, dropout and scores of one layer, in forward and backward together, to within a hundredth; masks aside, which newer
@@ -27,3 +27,20 @@ def test_modules_move_what_the_catalogue_says(sort: str, numbers: str) -> None:
     for name, traced in found.items():
         masks = MASKS if name.startswith("score") and row[name] > traced else 0.0
         assert row[name] - masks == pytest.approx(traced, rel=0.01), name
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("form", FORMS)
+def test_activations_keep_and_move_what_the_catalogue_says(form: str, numbers: str) -> None:
+    """Bytes that autograd keeps of one activation between two matrices, exactly, and elements that both passes move, to within a hundredth."""
+    row = next(row for row in rows("act_forms") if (row["name"], row["numbers"]) == (form, numbers))
+    found = act_columns(form, numbers)
+    assert found["kept_bytes"] == row["kept_bytes"]
+    assert found["moved"] == pytest.approx(row["moved"], rel=0.01)
+
+
+def test_every_form_of_the_catalogue_is_traced() -> None:
+    """Each in 16 bits, under autocast and in float32."""
+    assert {(row["name"], row["numbers"]) for row in rows("act_forms")} == {
+        (form, n) for form in FORMS for n in NUMBERS
+    }

@@ -20,6 +20,7 @@ _REMARK = re.compile(r" ?\(.*\)| cut to .*")
 _SIZE = re.compile(r"[-_ ](\d+(?:\.\d+)?)(T|B|M)$", re.IGNORECASE)
 _SIZES = {"T": 1e12, "B": 1e9, "M": 1e6}
 _FIRST_DENSE = re.compile(r"first (\d+) layers? dense")
+_FORM = re.compile(r"\bgelu_\w+")
 _FAR = 1.5
 """A number of parameters so many times the catalogue's, or less of it, is another model's; names round theirs."""
 _FEW = 4
@@ -33,10 +34,12 @@ _ALIKE = ("model", "params_b", "layers", "hidden", "ffn_hidden", "heads", "kv_he
 
 
 def shape_of(run: Run) -> ModelShape:
-    """The model of a run. Raises Unexpressed for facts that are missing."""
+    """The model of a run, with the activation that its `sharding_detail` names. Raises Unexpressed for facts that are missing."""
+    form = _FORM.search(run.get("sharding_detail", ""))
     dense = _FIRST_DENSE.search(run.get("notes", ""))
     cells = (*((name, run.get(name, "")) for name in _ALIKE), ("first_dense", dense[1] if dense else ""))
-    return _shape(cells)
+    shape = _shape(cells)
+    return shape if form is None else replace(shape, act_form=form[0])
 
 
 @cache

@@ -11,10 +11,10 @@ FREE = frozenset(
     {
         "name", "family", "layers", "hidden", "vocab", "ffn_hidden", "heads", "kv_heads", "head_dim", "tied", "max_seq",
         "pos_rows", "mlp_gated", "mlp_bias", "qkv_bias", "o_bias", "lm_head_bias", "window", "full_every", "pattern", "moe",
-        "parameters_stated", "basis", "source", "notes", "called", "adapters",
+        "parameters_stated", "basis", "source", "notes", "called", "adapters", "act_form",
     }
 )  # fmt: skip
-"""Fields of a shape that may have any value; some are looked at more closely below."""
+"""Fields of a shape that may have any value; some are looked at more closely below. Every form of GELU is one kernel here."""
 
 OWN_MODULE = "Give a module of yours to build() in a script, `strategist run PLAN -- python SCRIPT`; data-parallel plans run any."
 """What to do with a model that nothing here is built for."""

@@ -47,7 +47,8 @@ class ModelShape:
     them differently (`layer_kind.spell`). `extra_parameters` are weights of the whole model that no other field explains and
     `layer_extra_parameters` those of every single layer; `extra` keeps what only one family has. `emb_dim` is the width
     of the token table where it is not the model's, `v_dim` the width of a value head where it is not `head_dim` (0: it
-    is), `full_heads` the heads of full-attention layers where sliding ones have others. With `adapters` the weights are frozen
+    is), `full_heads` the heads of full-attention layers where sliding ones have others. `act_form` is the word that configurations have for
+    the activation where it says more than `mlp_act` (`gelu_new` is a gelu; facts/act_forms.py knows which of them are many operations). With `adapters` the weights are frozen
     and small matrices beside them are trained, which count as matrices of the layers. `tables` are rows and width of every
     table of embeddings in a module that nobody described, whose weights the other fields count. `called` is the name that was said where
     the catalogue has another model of the same shape. `vocab` is what the model gives
@@ -81,6 +82,7 @@ class ModelShape:
     qk_norm: QkNorm = ""
     mlp_gated: bool = True
     mlp_act: str = "silu"
+    act_form: str = ""
     mlp_bias: bool = False
     qkv_bias: bool = False
     k_bias: bool = True

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from strategist.catalog import rows
 from strategist.errors import ImpossibleError, require_known
+from strategist.facts.act_forms import ActForm, find_act_form
 from strategist.facts.hardware import Basis
 from strategist.facts.keeping import Keeping, find_keeping
 from strategist.facts.model import ModelShape
@@ -244,19 +245,30 @@ def find_kernels(name: str) -> Kernels:
     return Kernels(**{key: value for key, value in row.items() if not key.endswith("_us")}, **seconds)
 
 
-_WRITES_TANH = ("gpt2", "gpt-neo", "gpt-j", "phi")
-"""Families whose modules take GELU by its tanh, operation by operation (huggingface/transformers: activations.py, NewGELUActivation, the `gelu_new` of their
-configurations)."""
+_LIKE_GPT2 = ("gpt2", "gpt-neo", "gpt-j", "phi")
+"""Families whose modules are GPT-2's, as far as norms, masks and losses go."""
 
 
 def of_modules(kernels: Kernels, shape: ModelShape, formats: Formats) -> Kernels:
-    """What the modules of one sort of model move, where a framework runs those of a library, operation by operation: in numbers of 16 bits, in float32, or
-    mixed by torch.autocast, where weights rest in float32 beside products of 16 bits."""
+    """What the modules of one sort of model move, where a framework runs those of a library, operation by operation, with an activation that may be several
+    of them."""
     if not kernels.modules:
         return kernels
-    sort = "rmsnorm" if shape.norm.startswith("rms") else "tanh" if shape.family in _WRITES_TANH else "layernorm"
+    sort = "rmsnorm" if shape.norm.startswith("rms") else "gpt2" if shape.family in _LIKE_GPT2 else "layernorm"
+    found, form = _of_sort(kernels, sort, numbers_of(formats)), act_form_of(kernels, shape, formats)
+    return found if form is None else replace(found, gated=found.gated + form.moved, plain=found.plain + form.moved)
+
+
+def act_form_of(kernels: Kernels, shape: ModelShape, formats: Formats) -> ActForm | None:
+    """The activation of a model where the modules that a framework runs have it in several operations of torch, else None."""
+    return find_act_form(kernels.modules, shape.act_form or shape.mlp_act, numbers_of(formats))
+
+
+def numbers_of(formats: Formats) -> str:
+    """How the catalogue's tables of a library's modules call formats: `low` is 16 bits, `wide` float32, and `mixed` is by torch.autocast, where weights
+    rest in float32 beside products of 16 bits."""
     wide = [BYTES[name] >= BYTES["float32"] for name in (formats.parameter, formats.compute)]
-    return _of_sort(kernels, sort, "wide" if wide[1] else "mixed" if wide[0] else "low")
+    return "wide" if wide[1] else "mixed" if wide[0] else "low"
 
 
 @cache

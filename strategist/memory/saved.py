@@ -25,7 +25,7 @@ from strategist.facts.job import Job
 from strategist.facts.keeping import Keeping, find_keeping
 from strategist.facts.layers import build_layer
 from strategist.facts.model import Adapters, LayerKind, Mla, ModelShape, Moe, Ssm
-from strategist.facts.profile import BYTES, Light
+from strategist.facts.profile import BYTES, Light, act_form_of
 from strategist.records import dataclass, replace
 
 Cut = Literal["sequence", "heads", "whole", "dispatched", "exchanged", "regathered", "summed", "autocast"]
@@ -48,7 +48,7 @@ REDONE: Mapping[str, tuple[str, ...]] = {
     "mla_up_proj": ("query", "key", "value"),
     "layernorm": ("qkv_input", "latent_input", "ffn_input", "cross_qkv_input"),
     "moe_act": ("expert_product",),
-    "mlp": ("gate", "up", "ffn_hidden", "ffn_activated", "ffn_product"),
+    "mlp": ("gate", "up", "ffn_hidden", "ffn_activated", "ffn_operations", "ffn_product"),
     "shared_experts": ("shared_product",),
     "moe": ("router", "expert", "shared", "gate", "up"),
 }
@@ -82,7 +82,8 @@ class Habits:
     """What decides which tensors are kept: the framework's row, what its selective recompute runs again, how many scores
     per head a token's query writes out (0: none are) and how many bytes are kept of each, bytes per element of inputs of matrices that are kept as cast (0: none are), which modules selective
     recompute runs again, whether the matrices beside adapters are frozen, whether some ranks' experts get more tokens than others', whether
-    autocast casts what float32 norms give, and how many tokens a decoder behind an encoder has for each of the inputs."""
+    autocast casts what float32 norms give, how many tokens a decoder behind an encoder has for each of the inputs, and how many bytes an activation of
+    several operations keeps of each number beyond its input and result."""
 
     keeping: Keeping
     light: Light = "elementwise"
@@ -94,6 +95,7 @@ class Habits:
     is_crowded: bool = False
     is_cast: bool = False
     target_share: float = 1.0
+    act_bytes: float = 0.0
 
 
 def habits_of(job: Job) -> Habits:
@@ -104,6 +106,7 @@ def habits_of(job: Job) -> Habits:
     crowded = work.expert_imbalance > 1
     each = score_bytes(job) if scores else 0.0
     is_cast = profile.keeping.wide_softmax and _is_autocast(job)
+    form = act_form_of(profile.kernels, job.model, job.formats)
     return Habits(
         keeping=profile.keeping,
         light=profile.light,
@@ -115,6 +118,7 @@ def habits_of(job: Job) -> Habits:
         is_crowded=crowded,
         is_cast=is_cast,
         target_share=work.target_share if job.model.enc_layers else 1.0,
+        act_bytes=0.0 if form is None else form.kept_bytes,
     )
 
 
@@ -161,7 +165,7 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     if shape.adapters is not None:
         adapters = _beside_frozen(shape, shape.adapters, kind)
     under_autocast = _under_autocast(shape, kind) if habits.is_cast else ()
-    first, *rest = (*mixed, *ffn, *_masks(shape, kind, keeping), *under_autocast, *adapters)
+    first, *rest = (*mixed, *ffn, *_operations(shape, kind, habits), *_masks(shape, kind, keeping), *under_autocast, *adapters)  # fmt: skip
     every = (replace(first, policies=ALWAYS, part="entry"), *rest)
     if share != 1.0:
         every = tuple(replace(row, width=row.width * share) for row in every)
@@ -267,6 +271,12 @@ def _beside_frozen(shape: ModelShape, adapters: Adapters, kind: LayerKind) -> tu
             Saved(f"{part}_frozen_results", sum(matrix.outputs for matrix in own), "whole", REPLACED, part=part),
         ]
     return tuple(rows)
+
+
+def _operations(shape: ModelShape, kind: LayerKind, habits: Habits) -> tuple[Saved, ...]:
+    """What the operations of a dense part's activation keep beside its input and result, where it is several, in units of one byte."""
+    width = habits.act_bytes * shape.ffn_hidden if kind.ffn == "dense" else 0.0
+    return (Saved("ffn_operations", width, "heads", part="inside", is_float8=True),) if width else ()
 
 
 def _masks(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:

@@ -24,6 +24,7 @@ SAID_OTHERWISE = (
     "family",
     "source",
     "basis",
+    "act_form",
     "notes",
     "parameters_stated",
     "other_tower_parameters",

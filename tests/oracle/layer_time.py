@@ -60,11 +60,15 @@ def kernels_of(job: Job) -> SimpleNamespace:
         if "rms" in job.model.norm:
             sort = "rmsnorm"
         elif job.model.family in ("gpt2", "gpt-neo", "gpt-j", "phi"):
-            sort = "tanh"
+            sort = "gpt2"
         rests, computes = (BYTES[name] for name in (job.formats.parameter, job.formats.compute))
         numbers = "wide" if computes == 4 else "mixed" if rests == 4 else "low"
         asked = (job.profile.kernels.modules, sort, numbers)
         own = next(row for row in rows("modules") if (row["name"], row["sort"], row["numbers"]) == asked)
+        act = (job.profile.kernels.modules, job.model.act_form or job.model.mlp_act, numbers)
+        for form in rows("act_forms"):
+            if (form["library"], form["name"], form["numbers"]) == act:
+                own = own | {each: own[each] + form["moved"] for each in ("gated", "plain")}
     return SimpleNamespace(**{name: own[name] for name in MOVED})
 
 

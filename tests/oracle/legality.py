@@ -106,6 +106,7 @@ def is_buildable(shape: ModelShape) -> bool:
     kept = (
         "name", "family", "max_seq", "tied", "qkv_bias", "o_bias", "mlp_bias", "lm_head_bias", "mlp_gated", "window",
         "full_every", "pattern", "moe", "pos_rows", "parameters_stated", "basis", "source", "notes",
+        "act_form",
     )  # fmt: skip
     chosen = {
         "norm": ("rmsnorm", "layernorm", "layernorm_nobias", "layernorm_nonparam"), "pos": ("rope", "learned"),

@@ -35,7 +35,7 @@ def decoder(config: Config, **facts: Any) -> ModelShape:
         "tied": config.yes("tie_word_embeddings"),
     }
     if "mlp_act" not in facts:
-        common["mlp_act"] = activation(config, "hidden_act", "hidden_activation", "mlp_hidden_act")
+        common |= activation(config, "hidden_act", "hidden_activation", "mlp_hidden_act")
     if "kv_heads" not in facts:
         common["kv_heads"] = config.optional("num_key_value_heads", high=MAX_HEADS) or config.default(
             "num_key_value_heads", heads
@@ -63,16 +63,16 @@ def checked_heads(config: Config, keys: tuple[str, str], width: int, **fields: A
     return ModelShape(**{"name": "", "family": "", "kind": "decoder"} | fields, head_dim=width or hidden // heads)
 
 
-def activation(config: Config, *keys: str) -> str:
-    """The activation of the feed-forward part in our words; every variant of GELU is gelu."""
+def activation(config: Config, *keys: str) -> dict[str, str]:
+    """The activation of the feed-forward part in our words, every variant of GELU being gelu, and the variant as the file calls it."""
     key = next((key for key in keys if config.has(key) or key in config.class_defaults), keys[0])
     word = config.word(key)
     if word.startswith("gelu"):
-        return "gelu"
+        return {"mlp_act": "gelu", "act_form": word.removeprefix("gelu") and word}
     if word not in _ACTIVATIONS:
         known = ", ".join(("gelu", *_ACTIVATIONS))
         config.refuse("CHOICE", key, f"is {shown(word)!r}, which is not a known activation", value=word, hint=f"Known: {known}.")  # fmt: skip
-    return _ACTIVATIONS.get(word, word)
+    return {"mlp_act": _ACTIVATIONS.get(word, word)}
 
 
 def window_of(config: Config) -> int | None:

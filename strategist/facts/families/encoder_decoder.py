@@ -37,6 +37,7 @@ def _t5(config: Config) -> ModelShape:
         pos="relative",
         mlp_gated=projection.startswith("gated"),
         mlp_act=projection.removeprefix("gated-"),
+        act_form="gelu_new" if projection == "gated-gelu" else "",
         extra=(("rel_buckets", buckets),),
     )
 
@@ -61,7 +62,7 @@ def _two_towers(config: Config, **facts: Any) -> ModelShape:
         "pos": "learned",
         "norm": "layernorm",
         "mlp_gated": False,
-        "mlp_act": activation(config, "activation_function"),
+        **activation(config, "activation_function"),
         "mlp_bias": True,
         "qkv_bias": True,
         "o_bias": True,

@@ -41,7 +41,7 @@ def _encoder(config: Config, **facts: Any) -> ModelShape:
         **_BIASED,
     }
     if "mlp_act" not in facts:
-        common["mlp_act"] = activation(config, "hidden_act", "activation")
+        common |= activation(config, "hidden_act", "activation")
     shape = checked_heads(config, ("num_attention_heads", "num_attention_heads"), 0, **common | facts)
     return replace(shape, extra_parameters=shape.extra_parameters + token_types * shape.hidden)
 

@@ -41,7 +41,7 @@ def _gpt2(config: Config) -> ModelShape:
     config.only("add_cross_attention", False)
     rows = config.integer("n_positions", "max_position_embeddings", high=MAX_TOKENS)
     act = activation(config, "activation_function")
-    return _own_keys(config, "n_embd", "n_layer", "n_head", "n_inner", pos="learned", pos_rows=rows, max_seq=rows, mlp_act=act, **_BIASED)  # fmt: skip
+    return _own_keys(config, "n_embd", "n_layer", "n_head", "n_inner", pos="learned", pos_rows=rows, max_seq=rows, **act, **_BIASED)  # fmt: skip
 
 
 def _gpt_bigcode(config: Config) -> ModelShape:
@@ -62,7 +62,7 @@ def _gpt_neo(config: Config) -> ModelShape:
         pos="learned",
         pos_rows=rows,
         max_seq=rows,
-        mlp_act=act,
+        **act,
         mlp_bias=True,
         o_bias=True,
         window=window,
@@ -100,7 +100,7 @@ def _repeated(given: object, layers: int) -> list[object] | None:
 def _gptj(config: Config) -> ModelShape:
     seq = config.integer("n_positions", "max_position_embeddings", high=MAX_TOKENS)
     act = activation(config, "activation_function")
-    return _own_keys(config, "n_embd", "n_layer", "n_head", "n_inner", max_seq=seq, mlp_act=act, norms_per_layer=1, mlp_bias=True, lm_head_bias=True)  # fmt: skip
+    return _own_keys(config, "n_embd", "n_layer", "n_head", "n_inner", max_seq=seq, **act, norms_per_layer=1, mlp_bias=True, lm_head_bias=True)  # fmt: skip
 
 
 def _gpt_neox(config: Config) -> ModelShape:
@@ -127,7 +127,7 @@ def _opt(config: Config) -> ModelShape:
         max_seq=positions,
         final_norm=ends_with_norm and not config.yes("_remove_final_layer_norm"),
         norm="layernorm" if config.yes("layer_norm_elementwise_affine") else "layernorm_nonparam",
-        mlp_act=activation(config, "activation_function"),
+        **activation(config, "activation_function"),
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=bias,
@@ -183,7 +183,7 @@ def _falcon(config: Config) -> ModelShape:
         norms_per_layer=norms if config.yes("parallel_attn") else 2,
         max_seq=config.optional("max_position_embeddings", high=MAX_TOKENS) or 2048,
         pos="alibi" if config.yes("alibi") else "rope",
-        mlp_act=activation(config, "activation"),
+        **activation(config, "activation"),
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=bias,

@@ -32,7 +32,7 @@ def _exaone(config: Config) -> ModelShape:
         vocab=config.integer("vocab_size", high=MAX_VOCAB),
         max_seq=config.integer("max_position_embeddings", high=MAX_TOKENS),
         tied=_said_tied(config),
-        mlp_act=activation(config, "activation_function"),
+        **activation(config, "activation_function"),
     )
 
 
