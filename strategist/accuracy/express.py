@@ -76,10 +76,11 @@ _HIDES_EXPERTS = re.compile(
 _NARROW_BASE = re.compile(r"\bfp8[ _-](?:weights|params?|model_init)\b", re.IGNORECASE)
 """Frozen weights that rest in fp8 (NVIDIA/NeMo: fp8_params)."""
 _DISPATCHES_FP8 = re.compile(r"\bfp8[ -]dispatch", re.IGNORECASE)
-_LIBRARY = re.compile(r"\bhf\b|hugging ?face|transformers", re.IGNORECASE)
+_LIBRARY = re.compile(r"\bhf\b|hugging ?face|transformers|\bgemini\b", re.IGNORECASE)
 _OWN_MODULES = re.compile(r"xtuner|habana", re.IGNORECASE)
-"""Runs of Transformers' modules as they are; XTuner and Optimum Habana put kernels of their own in their place (InternLM/xtuner: xtuner/model/modules/dispatch;
-huggingface/optimum-habana: optimum/habana/transformers/modeling_utils.py). Nobody counted what the modules of a plain loop move."""
+"""Runs of Transformers' modules as they are, ColossalAI's Gemini's among them (hpcaitech/ColossalAI v0.2.0: examples/language/gpt/model_zoo.py); XTuner and
+Optimum Habana put kernels of their own in their place (InternLM/xtuner: xtuner/model/modules/dispatch; huggingface/optimum-habana:
+optimum/habana/transformers/modeling_utils.py). Nobody counted what the modules of a plain loop move."""
 _MEGATRON = re.compile(r"megatron|neox|largescale")
 """Frameworks whose own kernels DeepSpeed drives."""
 _WRITTEN_OUT = re.compile(r"^(?:eager|math|standard|naive|vanilla|native|none|no|from scratch|hand-?written)\b")

@@ -32,7 +32,7 @@ class Keeping:
     Of the loss, per token and vocabulary entry: numbers of float32 and of compute-format copies that exist when the loss is
     computed and in its backward; `cut_float32` more in backward where the vocabulary is cut. With `pipes_from` an engine of
     pipelines runs jobs of so many stages or more, and its last stage holds the logits of two micro-batches as its outputs, in the
-    format `piped_outputs`."""
+    format `piped_outputs`; with `holds_logits` the loop around the model holds those of one micro-batch, in the compute format, until the next gives others."""
 
     name: str
     gathered_inputs: bool
@@ -57,6 +57,7 @@ class Keeping:
     adapts_all: bool = False
     pipes_from: int = 0
     piped_outputs: PipedOutputs = "compute"
+    holds_logits: bool = False
 
 
 @cache

@@ -59,7 +59,7 @@ def gradient_bytes_CS(job: Job, group: Group) -> Reals:
 
 
 class Piped(NamedTuple):
-    """Bytes of outputs of one token and vocabulary entry that a pipeline's engine holds, each (C,): `held` all the time, and what
+    """Bytes of outputs of one token and vocabulary entry that a pipeline's engine or a loop holds, each (C,): `held` all the time, and what
     there is beside a loss without them, `at_loss` and `in_its_backward`."""
 
     held: Reals
@@ -79,13 +79,13 @@ def _piped(job: Job, group: Group) -> Piped:
     deepspeed/runtime/pipe/engine.py, _exec_forward_pass, _exec_backward_pass; schedule.py, TrainSchedule.num_pipe_buffers). Outputs in
     float32 are what the loss works on in place, so that one of its copies is no other tensor; when they are cast, their own buffer
     still has what was there before. Outputs in the compute format are one more tensor in the loss's backward. ZeRO-2 and 3 do not go
-    with that engine."""
+    with that engine. A loop that names what its model gave holds one (hpcaitech/ColossalAI v0.2.0: examples/language/gpt/train_gpt_demo.py, main)."""
     keeping, c = job.profile.keeping, group.candidates
-    runs = (c["zero"] <= 1) & (0 < keeping.pipes_from <= group.pp)
+    runs = ((c["zero"] <= 1) & (0 < keeping.pipes_from <= group.pp)) | keeping.holds_logits
     compute = BYTES[job.formats.compute]
     each = 4.0 if keeping.piped_outputs == "float32" else compute
-    held = np.where(runs, each * np.minimum(c["accumulation"], BUFFERS), 0.0)
-    is_the_loss_own = each == BYTES["float32"]
+    held = np.where(runs, each * (1 if keeping.holds_logits else np.minimum(c["accumulation"], BUFFERS)), 0.0)
+    is_the_loss_own = each == BYTES["float32"] and not keeping.holds_logits
     return Piped(
         held=held,
         at_loss=held - np.where(runs & (not is_the_loss_own), compute, 0.0),

@@ -796,9 +796,11 @@ class Stage:
     def _beside_outputs(self) -> tuple[float, float, float, float]:
         """Bytes per token and vocabulary entry at the loss, in its backward, while the head works backward, and all the rest of the time.
         DeepSpeed's engine of pipelines keeps the outputs of the last two micro-batches on the last stage, those of the one at work among
-        them, and while they come those of the one before the last too."""
+        them, and while they come those of the one before the last too. A loop that has a name for its logits keeps one micro-batch's."""
         row = self.job.profile.keeping
         forward, backward = loss_bytes(self.job, self.a)
+        if row.holds_logits:
+            return forward, backward + self.c, 2 * self.c, self.c
         if not 0 < row.pipes_from <= self.a["pp"] or self.zero > 1:
             return forward, backward, self.c, 0.0
         others = 1 if self.a["accumulation"] == 1 else 2  # that lie there when those of this micro-batch come
