@@ -124,7 +124,8 @@ class Profile:
     which it reduces them; `launches_wait` that the CPU waits for every kernel before it issues the
     next (CUDA_LAUNCH_BLOCKING=1), as a run or its machine says; `head_tokens` is the share of tokens that head and loss see, where
     only those that were masked are picked out before them; `loads_all` that torch is of before 2.0, whose processes hold all of its kernels; `stays_whole`
-    that under ZeRO-2 every rank has all weights at all times, and gets all gradients to keep its part of them."""
+    that under ZeRO-2 every rank has all weights at all times, and gets all gradients to keep its part of them; `reuse_distance` that ZeRO-3 lets go of no
+    weight that work on so many others, one after the other, leads back to."""
 
     name: str
     title: str
@@ -168,6 +169,7 @@ class Profile:
     head_tokens: float = 1.0
     loads_all: bool = False
     stays_whole: bool = False
+    reuse_distance: int = 0
 
     def formats_for(self, precision: str) -> Formats:
         """Number formats of a precision policy; fp4 differs from fp8, and tf32 from fp32, inside of matrix products alone."""
@@ -445,4 +447,5 @@ def find_profile(name: str = "strategist") -> Profile:
         head_tokens=row.get("head_tokens", 1.0),
         loads_all=row.get("loads_all", False),
         stays_whole=row.get("stays_whole", False),
+        reuse_distance=row.get("reuse_distance", 0),
     )

@@ -89,7 +89,8 @@ def _sharing(job: Job, c: Candidates, read: Read) -> tuple[Column, ...]:
         return ()
     several = 1 * (c.data_parallel * c["cp"] > 1) + (c["dp_replicate"] > 1)
     if read == "state":
-        return several, state_shards(c)
+        again = (1 * c.is_word("recompute", "full"),) if job.profile.reuse_distance else ()
+        return several, state_shards(c), *again
     plain = is_plain_data_parallel(job, c)
     wrapped = 3 * several + plain + 1 * is_managed(job, c)
     return (wrapped, 1 * (c["zero"] >= 2), c["offload"]) if read == "layer" else (wrapped,)

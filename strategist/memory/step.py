@@ -41,6 +41,7 @@ from strategist.space.shares import (
     expert_shards,
     is_managed,
     is_plain_data_parallel,
+    near_turn,
     part_of,
     pieces_C,
     sequence_cut,
@@ -575,7 +576,8 @@ class Step:
         experts: Reals | float = 0.0,
     ) -> Reals:
         """Gathered weights: `layers` layers under ZeRO-3, otherwise all but what backward has `passed` (elements), which a
-        pipeline keeps too. Tied ends are a root unit, which ZeRO-3 does not give back. Where experts lie apart, `layers` are those
+        pipeline keeps too. Tied ends are a root unit, which ZeRO-3 does not give back, and no less is there than what backward needs
+        soon (`near_turn`). Where experts lie apart, `layers` are those
         without them, and beside them are `experts` times those of a layer."""
         counts, tied = self.counts, self.job.model.tied
         if self.piped:
@@ -588,9 +590,12 @@ class Step:
         still = np.maximum(0.0, counts.layers - passed)
         if self.packed < 1.0:
             own, still = self.packed * own, self.packed * still
-        kept = np.where(self.reshards, own + (self.outer if tied else 0.0), still + self.outer)
         behind = counts.behind if head and not tied else 0.0
-        return np.where(self.managed, self.compute * (kept + behind), 0.0)
+        fetched = own + (self.outer if tied else 0.0) + behind
+        if self.job.profile.reuse_distance:
+            near = near_turn(self.job, self.c, counts.whole) - passed - (0.0 if head or tied else counts.behind)
+            fetched = np.maximum(fetched, self.packed * near)
+        return np.where(self.managed, self.compute * np.where(self.reshards, fetched, still + self.outer + behind), 0.0)
 
     def _gathered_layers(self, layers: int | Column, own: Reals, experts: Reals | float) -> Reals:
         """Elements of some layers of a rank that has `own` in all; where only some have experts they are the last ones, without a

@@ -663,3 +663,13 @@ def is_managed(job: Job, c: Candidates) -> Mask:
     Frameworks without units have them from ZeRO-2 on."""
     alone = (c.data_parallel * c["cp"] == 1) & (job.formats.compute == job.formats.parameter)
     return ~is_plain_data_parallel(job, c) & ~alone & ((c["zero"] >= 2) | job.profile.has_units)
+
+
+def near_turn(job: Job, c: Candidates, whole: Reals) -> Reals:
+    """How many of the `whole` weights of each stage ZeRO-3 has not let go of when forward turns into backward, (C, S): the last ones that
+    forward read, where the profile has a distance within which a weight is kept. To get back to a weight, work passes those behind it
+    twice, and thrice where forward runs again (deepspeedai/DeepSpeed: deepspeed/runtime/zero/partitioned_param_coordinator.py,
+    __params_to_release, walks through modules in the order in which they run). Pipelines do not go with that."""
+    passes = np.where(c.is_word("recompute", "full"), 3.0, 2.0)
+    reach = np.where((c["zero"] == 3) & (c["pp"] == 1), job.profile.reuse_distance / passes, 0.0)
+    return np.minimum(reach[:, None], whole)

@@ -37,6 +37,7 @@ from strategist.space.shares import (
     is_managed,
     is_plain_data_parallel,
     layers,
+    near_turn,
     routed_cut,
     sequence_cut,
     state_shards,
@@ -168,6 +169,7 @@ def _dense(job: Job, group: Group, full: Elements) -> Shared:
         layer_units=_layer_units(job, group) if has_units else 1.0,
         updates=_updates(job, group),
         beside=frozen,
+        near=_near(job, group, full),
     )
 
 
@@ -543,7 +545,7 @@ class Shared:
     """Elements that ranks share the work on, (C, S): all of them, those inside the layers, those `before` these, and those that a pipeline under
     ZeRO-3 gathers once more than it needs; `shards` is how many ranks share one copy of their state, (C,). All are sent in
     `units`, those of the layers in `layer_units`, updated weights in `updates`. `beside` adapters the rest is
-    frozen."""
+    frozen. The share `near` of the layers is still there when ZeRO-3's backward begins."""
 
     all: Reals
     layers: Reals
@@ -554,6 +556,17 @@ class Shared:
     layer_units: Reals | float
     updates: Reals | float
     beside: Frozen | None = None
+    near: Reals | float = 0.0
+
+
+def _near(job: Job, group: Group, full: Elements) -> Reals | float:
+    """The share of the layers' weights that nothing gathers for backward, since they are near the turn (`near_turn`), behind norm and head, (C, S);
+    tied ends lie there all the time."""
+    if not job.profile.reuse_distance:
+        return 0.0
+    ends = full.behind + (full.before if job.model.tied else 0.0)
+    kept = near_turn(job, group.candidates, full.whole) - ends
+    return np.clip(kept / np.maximum(full.layers, 1.0), 0.0, 1.0)
 
 
 def _spare(job: Job, group: Group, counts: Elements) -> Reals:
@@ -615,8 +628,8 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
 
     Replicas: one all-reduce of the gradients (with tp in frameworks whose replicas do not wait, one for every
     micro-batch). ZeRO-1 adds sending the updated weights (torch's broadcasts them tensor by tensor, InternEvo's rank by rank). fully_shard: weights are
-    gathered for forward and, under ZeRO-3, those of the layers again for backward (the executor's units: norm and head stay, and the embedding's gradient
-    does not depend on its values); gradients are reduce-scattered for every micro-batch unless a pipeline keeps them;
+    gathered for forward and, under ZeRO-3, those of the layers again for backward, but for what is kept until then (`near_turn`; the executor's
+    units: norm and head stay, and the embedding's gradient does not depend on its values); gradients are reduce-scattered for every micro-batch unless a pipeline keeps them;
     HSDP all-reduces the shards between replicas, once where these wait. Experts that no other rank of a replica has are neither gathered
     nor scattered. Where weights stay whole under ZeRO-2, updated ones are sent as under ZeRO-1, and every rank keeps its part of gradients that are
     all-reduced for every micro-batch.
@@ -628,6 +641,7 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     stays = (zero == 2) & job.profile.stays_whole
     is_apart, is_kept = is_cut & ~stays, is_cut & stays
     weights, one, frozen = shared.all, np.ones_like(shared.all), shared.beside
+    anew = 1.0 - shared.near
     trained = job.trainable * weights if frozen is None else frozen.trained
     gathers, once = (rounds * one for rounds in _rounds(group))
     between = one if job.profile.replicas_wait else once
@@ -659,7 +673,7 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
             updates,
         ),
         sent("all_gather", first, np.where(is_apart, gathers, 0.0), inside, "forward", units, first_CS=early),
-        sent("all_gather", second, again, inside, "backward", shared.layer_units),
+        sent("all_gather", anew * second, again, inside, "backward", anew * shared.layer_units),
         sent("all_gather", compute * shared.spare, spared, inside, "backward"),
         reduces("reduce_scatter", reduce * trained, np.where(is_apart, once, 0.0), inside, "backward", reduced),
         reduces(

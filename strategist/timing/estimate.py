@@ -389,7 +389,7 @@ def _within_and_between(job: Job, group: Group, counts: Elements, alike: Sorts |
         sends = _with_seconds(others, group, [item for item in every if item.axis == "dp"])
         return _with_seconds(own, group, [item for item in every if item.axis != "dp"]), _Between(group, sends, None)
     within = _with_seconds(own, alike.group, traffic_within(job, alike.group))
-    apart = sorts_between(group)
+    apart = sorts_between(job, group)
     part, place = (group, None) if apart is None else (apart.group, apart.place)
     part_counts = counts if apart is None else counts.of(apart.firsts)
     return within, _Between(part, _with_seconds(others, part, traffic_between(job, part, part_counts)), place)

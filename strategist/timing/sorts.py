@@ -43,13 +43,14 @@ def sorts_within(job: Job, group: Group) -> Sorts | None:
     return sorts_by(group, (*_read(c, _NOT_WITHIN), c.world, shares, *(() if once else (1 * is_managed(job, c),))))
 
 
-def sorts_between(group: Group) -> Sorts | None:
-    """The sorts of candidates whose replicas send each other the same. Of schedules it matters when a last pass gathers in vain."""
+def sorts_between(job: Job, group: Group) -> Sorts | None:
+    """The sorts of candidates whose replicas send each other the same. Of schedules it matters when a last pass gathers in vain, and where
+    weights are kept that are soon read again, whether forward runs again (`shares.near_turn`)."""
     c = group.candidates
     chunks = np.where(holds_early_C(c), c["virtual_stages"], 0)
-    return sorts_by(
-        group, (c.mesh, *_read(c, (*_NOT_BETWEEN, "mesh")), chunks, 1 * c.is_word("schedule", *BREADTH_FIRST))
-    )
+    again = (1 * c.is_word("recompute", "full"),) if job.profile.reuse_distance else ()
+    others = (chunks, 1 * c.is_word("schedule", *BREADTH_FIRST), *again)
+    return sorts_by(group, (c.mesh, *_read(c, (*_NOT_BETWEEN, "mesh")), *others))
 
 
 def _read(c: Candidates, others: tuple[str, ...]) -> list[str]:

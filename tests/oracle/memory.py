@@ -444,8 +444,16 @@ class Stage:
         kept = self.w.behind if head and not tied else 0.0
         if self.zero == 3:
             own = self.wire * self._of_some_layers(layers, self.w.layers, experts)
-            return self.c * (kept + own + (self.outer if tied else 0.0))
+            return self.c * max(kept + own + (self.outer if tied else 0.0), self._soon_again(passed, head=head))
         return self.c * (kept + self.wire * max(0.0, self.w.layers - passed) + self.outer)
+
+    def _soon_again(self, passed: float, *, head: bool) -> float:
+        """Elements that DeepSpeed's ZeRO-3 has not let go of: backward reads them before so many others have worked."""
+        if not self.job.profile.reuse_distance:
+            return 0.0
+        kept = self.job.profile.reuse_distance / (3 if self.a["recompute"] == "full" else 2)
+        gone = passed + (0.0 if head or self.job.model.tied else self.w.behind)
+        return self.wire * (min(kept, self.w.all) - gone)
 
     def _root(self) -> float:
         """Tied ends that lie gathered: those of the chunk at work, and an embedding that another chunk gathered for forward."""

@@ -339,7 +339,10 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
     if job.profile.updates == "ranks":
         tensors = sharded[0]
     beside = _beside(job, layout, kinds) if job.model.adapters is not None else None
-    for row in _data_rows(job, layout, (whole.dense, in_layers), ranks, sharded, (units, layers, tensors), beside):
+    there = _still_there(job, layout, whole)
+    for row in _data_rows(
+        job, layout, (whole.dense, in_layers), ranks, sharded, (units, layers, tensors), beside, there
+    ):
         yield changed(row, alone=_before_and_a_layer(job, row, whole, len(kinds), beside))
     if tiles_of(job.model, layout) > 1 and layout["recompute"] == "full":
         again = [repeated(job.model, layout, kind, shards(layout)) for kind in kinds]
@@ -465,9 +468,10 @@ def _data_rows(
     sharing: tuple[int, int],
     pieces: tuple[float, float, float],
     beside: tuple[float, float, float] | None = None,
+    there: float = 0.0,
 ) -> Iterator[Row]:
     """`ranks` reduce, `sharing` share the state; `pieces` of everything, of the layers, and of updated weights. `beside` adapters:
-    elements that are reduced, in how many pieces, and bytes that gathered weights save."""
+    elements that are reduced, in how many pieces, and bytes that gathered weights save. `there` of the layers were kept for backward."""
     (elements, in_layers), (units, layers, tensors) = held, pieces
     own, reduced = elements * job.trainable, units * (job.trainable > 0)
     spared = 0.0
@@ -490,4 +494,16 @@ def _data_rows(
         yield Row("dp", "all-gather", "forward", c * elements - spared, gathers, *ranks, units)
         yield Row("dp", "reduce-scatter", "backward", r * own, _once_per_step(layout), *ranks, reduced)
     if zero == 3:
-        yield Row("dp", "all-gather", "backward", c * in_layers - spared, m, *ranks, layers)
+        yield Row(
+            "dp", "all-gather", "backward", (c * in_layers - spared) * (1 - there), m, *ranks, layers * (1 - there)
+        )
+
+
+def _still_there(job: Job, layout: Layout, whole: Held) -> float:
+    """The share of the layers that work comes back to before it has passed so many weights as DeepSpeed keeps them for: what lies
+    behind them twice, or once more for layers that run again."""
+    if not job.profile.reuse_distance or layout["pp"] > 1:
+        return 0.0
+    kept = job.profile.reuse_distance / (3 if layout["recompute"] == "full" else 2)
+    ends = whole.behind + (whole.before if job.model.tied else 0.0)
+    return min(max(min(kept, whole.all) - ends, 0.0) / max(whole.all - whole.before - whole.behind, 1.0), 1.0)

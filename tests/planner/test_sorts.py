@@ -63,7 +63,7 @@ def test_company_changes_no_time(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(timing_sorts, "FEW", 2**5)
     for found in (
         [sorts_within(job, group) for group in groups(job, every)],
-        [*map(sorts_between, groups(job, every))],
+        [sorts_between(job, group) for group in groups(job, every)],
     ):
         assert any(one is not None and len(one.firsts) < len(one.place) for one in found)
     together = step_times(job, every)
