@@ -183,16 +183,17 @@ AT_ONCE = 4
 
 
 def columns(model: Model, numbers: str) -> dict[str, float]:
-    """The row of the catalogue, a third of both passes where it has one figure for them."""
+    """The row of the catalogue, a third of both passes where it has one figure for them; an activation of several operations is a row of its own beside it."""
     found = per_token(model, numbers)
     third = {kind: sum(both) / 3 for kind, both in found.items()}
     at_once = AT_ONCE if model.sort == "rmsnorm" and numbers == "low" else 0
+    operations = act_columns("gelu_new", numbers)["moved"] if model.sort == "gpt2" else 0.0
     forward, backward = (elements / (HEADS * LENGTH) - at_once for elements in found["score"])
     return {
         "norm": (third["stream"] / WIDTH - 2 * SUM / 3) / 2,
         "residual": SUM / 3,
         "rotary": third["head"] / (2 * WIDTH),
-        "gated" if model.sort == "rmsnorm" else "plain": third["ffn"] / FFN,
+        "gated" if model.sort == "rmsnorm" else "plain": third["ffn"] / FFN - operations,
         "dropout": third["dropout"] / (2 * WIDTH),
         "score_forward_bytes": 2 * (forward + WRITTEN),
         "score_backward_bytes": 2 * (backward + READ_BACK),
