@@ -76,7 +76,8 @@ def _adapters(adapters: Adapters, matrices: tuple[Matrix, ...]) -> Iterator[Matr
 
 
 _NORM_WEIGHTS: Mapping[Norm, int] = {
-    "rmsnorm": 1, "layernorm": 2, "layernorm_nobias": 1, "layernorm_nonparam": 0, "batchnorm": 2, "none": 0
+    "rmsnorm": 1, "layernorm": 2, "layernorm_nobias": 1, "layernorm_nonparam": 0, "rmsnorm_nonparam": 0,
+    "batchnorm": 2, "none": 0,
 }  # fmt: skip
 
 

@@ -20,7 +20,9 @@ from strategist.records import dataclass, replace
 Kind = Literal[
     "decoder", "encoder", "encdec", "encdec-audio", "vit", "hybrid", "ssm", "dual-encoder", "dit", "cnn", "unet", "module"
 ]  # fmt: skip
-Norm = Literal["rmsnorm", "layernorm", "layernorm_nobias", "layernorm_nonparam", "batchnorm", "none"]
+Norm = Literal[
+    "rmsnorm", "layernorm", "layernorm_nobias", "layernorm_nonparam", "rmsnorm_nonparam", "batchnorm", "none"
+]
 QkNorm = Literal["", "head", "head_ln", "full", "per_head", "l2_noweight"]
 Position = Literal["rope", "learned", "relative", "alibi", "sincos-fixed", "none"]
 

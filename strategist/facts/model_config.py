@@ -17,6 +17,9 @@ from strategist.records import replace
 REMOTE_CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code", "_attn_implementation_internal")
 """Keys by which a configuration can name code to be run. They are never followed."""
 
+SAME_AS = {"gpt-sw3": "gpt2"}
+"""Types that transformers has another type's class for (models/auto/auto_mappings.py); they are read as that, under its name."""
+
 LAYER_BY_LAYER = ("gemma4_text",)
 """Types whose reader knows `per_layer_config`, by which transformers 5 gives single layers other sizes than the file says
 (configuration_utils.py). To others it would be a silent error."""
@@ -63,6 +66,7 @@ def _described(top: Config) -> tuple[Config, str]:
         top.refuse("MISSING", "model_type", "is missing", hint=_way_out())
     model_type = top.word(key)
     top.settle()
+    model_type = SAME_AS.get(model_type, model_type)
     if model_type in WRAPPERS:
         tower, model_type = language_tower(top, model_type)
         top.settle()

@@ -40,7 +40,7 @@ def edges_CS(job: Job, group: Group) -> Reals:
     needs none. Behind an encoder there is as much, for its own norm and for what every layer of the decoder reads."""
     c, shape = group.candidates, job.model
     count, compute = targets(job, c) + (tokens(job, c) if shape.enc_layers else 0.0), BYTES[job.formats.compute]
-    statistics = 4.0 * (1 if shape.norm == "rmsnorm" else 2)
+    statistics = 4.0 * (1 if shape.norm.startswith("rms") else 2)
     own = count * shape.hidden * compute if shape.adapters is None else 0.0
     last = count * (shape.hidden * compute + statistics) / sequence_cut(c) + own
     return on_stages(last, group.is_last)

@@ -43,7 +43,7 @@ def result_widths(shape: ModelShape) -> Widths:
 
 def _normed(shape: ModelShape) -> float:
     """A norm's result, where the norm has a weight."""
-    return 0.0 if shape.norm == "layernorm_nonparam" else float(shape.hidden)
+    return 0.0 if shape.norm.endswith("_nonparam") else float(shape.hidden)
 
 
 def _attended(shape: ModelShape) -> float:

@@ -29,6 +29,29 @@ LINEAR = {"linear_conv_kernel_dim": [4], "linear_key_head_dim": [8], "linear_val
 SHARED = {"shared_expert_intermediate_size": [80]}
 BIAS = {"attention_bias": [True, False]}
 FEW = {"num_local_experts": [4], "num_experts_per_tok": [2], "head_dim": [16]}
+FEW_WIDE = {"num_local_experts": [4], "num_experts_per_tok": [2]}
+NOT_LLAMAS: dict[str, list[Any]] = {
+    key: []
+    for key in (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+        "max_position_embeddings",
+    )
+}
+DENSE_LATENT = {
+    key: LATENT[key]
+    for key in (
+        "kv_lora_rank",
+        "q_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "num_key_value_heads",
+    )
+}
 
 VARIANTS: dict[str, dict[str, list[Any]]] = {
     "llama": BIAS | {"mlp_bias": [True, False], "head_dim": [8, 16]},
@@ -48,7 +71,7 @@ VARIANTS: dict[str, dict[str, list[Any]]] = {
     "ministral3": {"sliding_window": [None, 16], "head_dim": [8, 16]},
     "glm4": BIAS | {"head_dim": [8, 16]},
     "cohere2": BIAS | {"sliding_window": [16]},
-    "gpt_bigcode": {"n_embd": [64], "n_layer": [4], "n_head": [8], "n_inner": [None, 96], "n_positions": [64], "multi_query": [True, False]} | {key: [] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "max_position_embeddings")},
+    "gpt_bigcode": {"n_embd": [64], "n_layer": [4], "n_head": [8], "n_inner": [None, 96], "n_positions": [64], "multi_query": [True, False]} | NOT_LLAMAS,
     "cohere": BIAS | {"use_qk_norm": [True, False]},
     "nemotron": BIAS | {"mlp_bias": [True, False]},
     "starcoder2": {"use_bias": [True, False]},
@@ -106,7 +129,20 @@ VARIANTS: dict[str, dict[str, list[Any]]] = {
     "hy_v3": BIAS | {"num_experts": [4], "num_experts_per_tok": [2], "num_shared_experts": [1, 2], "moe_intermediate_size": [48], "head_dim": [16]},
     "mellum": BIAS | {"num_experts": [4], "num_experts_per_tok": [2], "moe_intermediate_size": [48], "head_dim": [16], "sliding_window": [16]},
     "falcon_mamba": {"num_attention_heads": [], "intermediate_size": [], "state_size": [8], "time_step_rank": ["auto", 6]},
-    "codegen": {"n_embd": [64], "n_layer": [4], "n_head": [8], "n_inner": [None, 96], "n_positions": [64], "rotary_dim": [4]} | {key: [] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "max_position_embeddings")},
+    "codegen": {"n_embd": [64], "n_layer": [4], "n_head": [8], "n_inner": [None, 96], "n_positions": [64], "rotary_dim": [4]} | NOT_LLAMAS,
+    "apertus": BIAS | {"hidden_act": ["xielu", "silu"]},
+    "nanochat": BIAS | {"head_dim": [8, 16]},
+    "granite_swa": BIAS | {"mlp_bias": [True, False], "sliding_window": [16]},
+    "granitemoe_swa": FEW_WIDE | {"shared_intermediate_size": [0, 80], "sliding_window": [16]} | BIAS,
+    "afmoe": BIAS | {"num_experts": [4], "num_experts_per_tok": [2], "num_shared_experts": [1, 2], "moe_intermediate_size": [48], "num_dense_layers": [0, 1, 2], "head_dim": [16], "sliding_window": [16], "global_attn_every_n_layers": [2, 4]},
+    "youtu": DENSE_LATENT | BIAS,
+    "minicpm3": DENSE_LATENT | BIAS | {"v_head_dim": [None, 16], "mlp_bias": [True, False]},
+    "gpt-sw3": {"n_embd": [64], "n_layer": [4], "n_head": [8], "n_inner": [None, 96], "n_positions": [64]} | NOT_LLAMAS,
+    "openai-gpt": {"n_embd": [64], "n_layer": [4], "n_head": [8], "n_positions": [64], "afn": ["gelu", "relu", "swish"]} | NOT_LLAMAS,
+    "persimmon": {"qk_layernorm": [True, False], "num_key_value_heads": []},
+    "xglm": {"d_model": [64], "num_layers": [4], "attention_heads": [8], "ffn_dim": [96], "max_position_embeddings": [64]} | {key: [] for key in NOT_LLAMAS if key != "max_position_embeddings"},
+    "biogpt": {"num_key_value_heads": [], "hidden_act": ["gelu", "relu"]},
+    "olmo_hybrid": LINEAR | BIAS | {"full_attention_interval": [], "head_dim": [], "linear_num_key_heads": [None, 4], "linear_num_value_heads": [None, 8], "linear_key_head_dim": [None, 8], "linear_value_head_dim": [None, 16]},
     "mamba2": {"num_attention_heads": [], "state_size": [8], "num_heads": [8], "head_dim": [16], "n_groups": [2]},
     "opt": {"ffn_dim": [96], "word_embed_proj_dim": [64, 32], "do_layer_norm_before": [True, False], "enable_bias": [True, False], "layer_norm_elementwise_affine": [True, False]},
     "falcon": {"new_decoder_architecture": [True, False], "multi_query": [True, False], "parallel_attn": [True, False], "bias": [True, False], "alibi": [True, False]},
@@ -119,15 +155,16 @@ ENCODER = {key: value for key, value in BASE.items() if key != "num_key_value_he
 TWO_TOWERS = {"vocab_size": 128, "d_model": 64, "encoder_layers": 3, "decoder_layers": 4, "encoder_attention_heads": 8, "decoder_attention_heads": 8, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}  # fmt: skip
 T5 = {"vocab_size": 128, "d_model": 64, "d_kv": 8, "d_ff": 96, "num_layers": 4, "num_heads": 8, "relative_attention_num_buckets": 16, "pad_token_id": 0, "n_positions": 512}  # fmt: skip
 PATCHED = ENCODER | {"image_size": 32, "patch_size": 8, "num_labels": 5}
-HEADS = ("AutoModel", "AutoModelForMaskedLM", "AutoModelForPreTraining")
+HEADS = ("AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM", "AutoModelForPreTraining")
 OTHERS: dict[str, tuple[tuple[str, ...], dict[str, Any], list[dict[str, Any]]]] = {
     "bert": (HEADS, ENCODER, [{"type_vocab_size": 0}, {"type_vocab_size": 3}]),
-    "roberta": (HEADS[:2], ENCODER, [{}]),
-    "camembert": (HEADS[:2], ENCODER, [{}]),
-    "data2vec-text": (HEADS[:2], ENCODER, [{}]),
+    "roberta": (HEADS[:3], ENCODER, [{}]),
+    "camembert": (HEADS[:3], ENCODER, [{}]),
+    "data2vec-text": (HEADS[:3], ENCODER, [{}]),
     "ernie": (HEADS, ENCODER, [{}, {"use_task_id": True}]),
     "megatron-bert": (HEADS, ENCODER, [{}]),
-    "xlm-roberta-xl": (HEADS[:2], ENCODER, [{}]),
+    "roberta-prelayernorm": (HEADS[:3], ENCODER, [{}]),
+    "xlm-roberta-xl": (HEADS[:3], ENCODER, [{}]),
     "distilbert": (HEADS[:2], {"vocab_size": 128, "dim": 64, "hidden_dim": 96, "n_layers": 4, "n_heads": 8, "max_position_embeddings": 64}, [{}]),
     "electra": (HEADS, ENCODER | {"embedding_size": 64}, [{}, {"embedding_size": 32}]),
     "mpnet": (HEADS[:2], ENCODER, [{}, {"relative_attention_num_buckets": 16}]),

@@ -14,6 +14,7 @@ import pytest
 from strategist.catalog import rows
 from strategist.errors import InputError
 from strategist.facts.families import FAMILIES
+from strategist.facts.families.config import class_defaults
 from strategist.facts.families.vision_language import WRAPPERS
 from strategist.facts.model import layer_sequence
 from strategist.facts.model_config import shape_from_config
@@ -108,11 +109,61 @@ def test_sizes_of_single_layers_are_read_or_refused() -> None:
         ("bamba", {"mamba_conv_bias": None}),
         ("bert", {"tie_word_embeddings": False}),
         ("modernbert", {"tie_word_embeddings": False}),
+        ("olmo_hybrid", {"layer_types": ["linear_attention"] * 4}),
+        ("openai-gpt", {"afn": "gelu_new"}),
+        ("xglm", {"add_cross_attention": True}),
     ],
 )
 def test_what_the_class_builds_otherwise_is_refused(model_type: str, said: dict[str, Any]) -> None:
     """Heads that do not fill Helium's width, convolutions without a bias, heads that share no table."""
     assert refused({**SMALL, "model_type": model_type, **said}).code == "CHOICE"
+
+
+BY_DEFAULT = {
+    "nanochat": 256_573_440, "apertus": 6_979_596_352, "afmoe": 19_232_600_000, "granite_swa": 2_144_463_840,
+    "granitemoe_swa": 37_039_117_312, "youtu": 1_961_560_064, "openai-gpt": 116_534_784, "minicpm3": 4_073_875_968,
+    "persimmon": 9_397_175_296, "xglm": 564_463_616, "biogpt": 346_763_264, "olmo_hybrid": 7_430_870_688,
+    "roberta-prelayernorm": 124_698_201, "gpt-sw3": 124_439_808,
+}  # fmt: skip
+"""How many weights the modules of transformers 5.23.0 have that are built from the defaults of their configurations."""
+
+
+@pytest.mark.parametrize("model_type", BY_DEFAULT)
+def test_default_configurations_count_what_transformers_builds(model_type: str) -> None:
+    """A file that says what its class has by default; with a masked-language head where the class has one."""
+    kind = {"gpt-sw3": "gpt2"}.get(model_type, model_type)
+    said = {**class_defaults(kind), "model_type": model_type, "architectures": ["SomeForCausalLM"]}
+    assert count(shape_from_config(said)).total == BY_DEFAULT[model_type]
+
+
+def test_a_type_that_has_the_class_of_another_is_read_as_that() -> None:
+    """GPT-SW3 is GPT-2 in every respect, its name for files of weights too."""
+    said = {**class_defaults("gpt2"), "model_type": "gpt-sw3"}
+    assert shape_from_config(said) == shape_from_config({**said, "model_type": "gpt2"})
+    assert shape_from_config(said).family == "gpt2"
+
+
+def test_an_activation_with_weights_of_its_own_is_read_where_they_are_counted() -> None:
+    """xIELU trains two numbers in every layer of Apertus; another type's reader would leave them out."""
+    values = {**SMALL, "model_type": "apertus", "hidden_act": "xielu"}
+    assert count(shape_from_config(values)).total - count(shape_from_config({**values, "hidden_act": "silu"})).total == 2 * SMALL["num_hidden_layers"]  # fmt: skip
+    assert refused({**values, "model_type": "llama"}).flag == "$.hidden_act"
+
+
+@pytest.mark.parametrize("named", ["BartForCausalLM", "MBartForCausalLM"])
+def test_a_decoder_without_its_encoder_is_refused(named: str) -> None:
+    """It would be counted with an encoder that it does not have."""
+    values = {"model_type": "bart", "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 8, "decoder_attention_heads": 8, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "max_position_embeddings": 64, "vocab_size": 128}  # fmt: skip
+    assert shape_from_config({**values, "architectures": ["BartForConditionalGeneration"]}).enc_layers == 2
+    assert refused({**values, "architectures": [named]}).flag == "$.architectures"
+
+
+@pytest.mark.parametrize("named", ["BertLMHeadModel", "BertForCausalLM", "BertForMaskedLM"])
+def test_encoders_named_after_another_loss_have_the_same_head(named: str) -> None:
+    """One matrix, its norm and a bias for every word, and no pooler."""
+    said = {**SMALL, "model_type": "bert", "type_vocab_size": 0}
+    bare, topped = (count(shape_from_config({**said, "architectures": [each]})).total for each in ("BertModel", named))
+    assert topped - bare == 2 * SMALL["hidden_size"] + SMALL["vocab_size"]
 
 
 OWN_CODE = {

@@ -98,5 +98,5 @@ def first_norm(job: Job, layout: Layout, tokens: float) -> float:
     """What the first layer's norm would keep for the gradient of the embedding."""
     if job.model.adapters is None or layout["recompute"] != "none":
         return 0.0
-    statistics = 4 if job.model.norm == "rmsnorm" else 8
+    statistics = 4 if job.model.norm in ("rmsnorm", "rmsnorm_nonparam") else 8
     return tokens * (job.model.hidden * BYTES[job.formats.compute] + statistics)

@@ -377,7 +377,7 @@ class Stage:
 
     def edges(self) -> float:
         """Final norm and the head's input; those of an encoder, whose results all layers of a decoder read."""
-        statistics = 4 if self.job.model.norm == "rmsnorm" else 8
+        statistics = 4 if self.job.model.norm in ("rmsnorm", "rmsnorm_nonparam") else 8
         stacks = self.of_decoder + (1 if self.job.model.enc_layers else 0)
         read = self.whole if self.job.model.adapters is None else 0.0
         return stacks * (self.T * (self.h * self.c + statistics) / sequence_cut(self.a) + read)

@@ -260,7 +260,7 @@ class Lies:
         for below in (self.layers - 1, 0):
             below_here = min((below + 1) * step.wl, self.own)
             kind = step.kinds[0]
-            norm = 0.0 if step.job.model.norm == "layernorm_nonparam" else step.stream
+            norm = 0.0 if step.job.model.norm in ("layernorm_nonparam", "rmsnorm_nonparam") else step.stream
             work = max(
                 step.in_attention() - self.of_layer(kind, early=True), 3 * step.whole - norm
             )  # three inputs give it a gradient
@@ -289,7 +289,7 @@ class Lies:
         new = 0.0 if step.stands or not step.at_once else step.fresh(self.elements(step.w))
         adds = last if adding else 0.0
         both = step.q * step.c * 2 * down if adding else 0.0
-        kind, norm = step.kinds[0], 0.0 if shape.norm == "layernorm_nonparam" else step.stream
+        kind, norm = step.kinds[0], 0.0 if shape.norm in ("layernorm_nonparam", "rmsnorm_nonparam") else step.stream
         read = step.T * step.c * shape.ffn_hidden / tp
         gone = self.of_layer(kind, early=True) + norm + step.whole + read
         attended = step.T * step.c * shape.head_dim * (shape.heads + shape.kv_heads) / tp if shape.qk_norm else 0.0
@@ -317,7 +317,7 @@ class Lies:
         step = self.step
         layers = sum(self.of_layer(kind) for kind in step.kinds) / self.walk.runs
         received = step.stream if step.stream == step.whole else 0.0
-        normed = 0.0 if step.job.model.norm == "layernorm_nonparam" else step.stream
+        normed = 0.0 if step.job.model.norm in ("layernorm_nonparam", "rmsnorm_nonparam") else step.stream
         return layers + (normed if has_head else -received)
 
     def of_layer(self, kind: LayerKind, *, early: bool = False) -> float:
@@ -330,5 +330,5 @@ class Lies:
             size += step.whole if matrix.cut == "row" else step.T * step.c * matrix.outputs / step.a["tp"]
         shape = step.job.model
         normed = shape.head_dim * (shape.heads + shape.kv_heads) / step.a["tp"] if shape.qk_norm else 0.0
-        norms = 0 if shape.norm == "layernorm_nonparam" else 1 if early else 2
+        norms = 0 if shape.norm in ("layernorm_nonparam", "rmsnorm_nonparam") else 1 if early else 2
         return size + norms * step.stream + step.T * step.c * normed

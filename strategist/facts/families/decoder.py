@@ -12,6 +12,8 @@ from strategist.facts.model import MAX_LAYERS, ModelShape, Moe, arranged, layer_
 from strategist.records import replace
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "relu": "relu", "relu2": "relu2", "quick_gelu": "quick_gelu"}
+XIELU = "xielu"
+"""An activation with weights of its own, which only a reader that counts them may read."""
 _MIXERS: dict[str, Mixer] = {
     "full_attention": "attention",
     "sliding_attention": "sliding",
@@ -90,6 +92,12 @@ def slides_but_every(config: Config, shape: ModelShape, period: int) -> ModelSha
     """The shape with full attention in every `period`-th layer and sliding in the others, unless `layer_types` says."""
     windowed = replace(shape, window=window_of(config))
     return with_layer_types(config, windowed, [(i + 1) % period != 0 for i in range(shape.layers)])
+
+
+def slides_but_first(config: Config, shape: ModelShape, period: int) -> ModelShape:
+    """The same with full attention in the first layer of every `period`."""
+    windowed = replace(shape, window=window_of(config))
+    return with_layer_types(config, windowed, [i % period != 0 for i in range(shape.layers)])
 
 
 def slides_by_pattern(config: Config, shape: ModelShape) -> ModelShape:

@@ -68,6 +68,17 @@ def _with_latent_attention(config: Config) -> ModelShape:
     return replace(shape, kv_heads=shape.heads)
 
 
+def _minicpm3(config: Config) -> ModelShape:
+    """MiniCPM3: dense layers with latent attention; values are as wide as hidden / heads where nothing is said."""
+    hidden, heads = config.integer("hidden_size", high=MAX_WIDTH), config.integer("num_attention_heads", high=MAX_HEADS)
+    config.divisible(hidden, "hidden_size", heads, "num_attention_heads")
+    bias = config.yes("mlp_bias")
+    said = config.saying(mlp_bias=False)
+    if not config.has("v_head_dim"):
+        said = said.saying(v_head_dim=config.default("v_head_dim", hidden // heads))
+    return replace(_with_latent_attention(said), mlp_bias=bias)
+
+
 def _query_rank(config: Config) -> int:
     """`q_lora_rank`; null means a full query matrix, and so must be said."""
     if "q_lora_rank" in config.values and not config.has("q_lora_rank"):
@@ -109,5 +120,7 @@ FAMILY = Family(
         "glm_moe_dsa": _indexed,
         "glm4_moe": _glm4_moe,
         "glm4v_moe_text": _glm4_moe,
+        "youtu": _with_latent_attention,
+        "minicpm3": _minicpm3,
     },
 )

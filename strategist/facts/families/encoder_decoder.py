@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from strategist.errors import shown
 from strategist.facts.families.config import MAX_FFN, MAX_HEADS, MAX_TOKENS, MAX_VOCAB, MAX_WIDTH, Config, Family
 from strategist.facts.families.decoder import activation, checked_heads
 from strategist.facts.model import MAX_LAYERS, ModelShape
@@ -44,6 +45,7 @@ def _t5(config: Config) -> ModelShape:
 
 def _two_towers(config: Config, **facts: Any) -> ModelShape:
     """Encoder and decoder under the key names of BART; both must have the same heads and feed-forward width."""
+    _only_both(config)
     heads = config.integer("decoder_attention_heads", high=MAX_HEADS)
     ffn = config.integer("decoder_ffn_dim", high=MAX_FFN)
     for key, decoder in (("encoder_attention_heads", heads), ("encoder_ffn_dim", ffn)):
@@ -68,6 +70,15 @@ def _two_towers(config: Config, **facts: Any) -> ModelShape:
         "o_bias": True,
     }
     return checked_heads(config, ("decoder_attention_heads", "decoder_attention_heads"), 0, **common | facts)
+
+
+def _only_both(config: Config) -> None:
+    """Refuse a file whose class is the decoder alone, which keeps the weights of attention to an encoder that it does not have."""
+    named = config.list_of(str, "architectures", limit=16) or []
+    alone = next((name for name in named if name.endswith("ForCausalLM")), None)
+    if alone is not None:
+        rule = f"names {shown(alone)}, the decoder alone; only encoder and decoder together can be read"
+        config.refuse("CHOICE", "architectures", rule, value=alone, hint="Name the class that has both, or pass a shape close to it with --model or --model-size.")  # fmt: skip
 
 
 def _umt5(config: Config) -> ModelShape:

@@ -46,13 +46,17 @@ def _encoder(config: Config, **facts: Any) -> ModelShape:
     return replace(shape, extra_parameters=shape.extra_parameters + token_types * shape.hidden)
 
 
+_WITH_WORDS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel")
+"""Ends of the names of classes with a masked-language head; those that are named after another loss have the same one."""
+
+
 def _topped(config: Config, shape: ModelShape, *, pooler: bool = True, pretraining: int = 0) -> ModelShape:
     """The shape with what sits on the last layer: a masked-language head (dense, norm, bias of the vocabulary), or what the class
     was pre-trained with, or the class's own pooler if it has one."""
     named = config.list_of(str, "architectures", limit=16) or []
     h = shape.hidden
     pool, masked = h * h + h if pooler else 0, h * h + h + 2 * h + shape.vocab
-    if any(name.endswith("ForMaskedLM") for name in named):
+    if any(name.endswith(_WITH_WORDS) for name in named):
         note, top = "Counted with the masked-language head and without a pooler, as architectures says.", masked
     elif pretraining and any(name.endswith("ForPreTraining") for name in named):
         note, top = "Counted with the heads of pre-training, as architectures says.", pretraining
@@ -75,6 +79,11 @@ def _bert_topped(config: Config, shape: ModelShape) -> ModelShape:
 def _norms_first(config: Config) -> ModelShape:
     """Megatron-BERT and XLM-RoBERTa-XL: norms in front of the parts, so that one follows the last layer and none the tables."""
     return _bert_topped(config, _encoder(config, embed_norm=False, final_norm=True))
+
+
+def _roberta_prelayernorm(config: Config) -> ModelShape:
+    """RoBERTa with norms in front of the parts, and behind its tables too."""
+    return _bert_topped(config, _encoder(config, final_norm=True))
 
 
 def _ernie(config: Config) -> ModelShape:
@@ -209,6 +218,7 @@ FAMILY = Family(
         "ernie": _ernie,
         "megatron-bert": _norms_first,
         "xlm-roberta-xl": _norms_first,
+        "roberta-prelayernorm": _roberta_prelayernorm,
         "distilbert": _distilbert,
         "electra": _electra,
         "mpnet": _mpnet,

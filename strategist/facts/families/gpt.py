@@ -197,6 +197,68 @@ def _phi(config: Config) -> ModelShape:
     )
 
 
+_OPENAI_ACTS = {
+    "gelu": {"mlp_act": "gelu", "act_form": "gelu_new"},
+    "relu": {"mlp_act": "relu"},
+    "silu": {"mlp_act": "silu"},
+    "swish": {"mlp_act": "silu"},
+}
+"""What the words under `afn` stand for in GPT's own table of activations (models/openai/modeling_openai.py, ACT_FNS)."""
+
+
+def _openai_gpt(config: Config) -> ModelShape:
+    """GPT: norms behind attention and feed-forward part, so that none follows the last layer."""
+    rows = config.integer("n_positions", "max_position_embeddings", high=MAX_TOKENS)
+    act = config.chosen("afn", _OPENAI_ACTS)
+    return _own_keys(config, "n_embd", "n_layer", "n_head", pos="learned", pos_rows=rows, max_seq=rows, final_norm=False, **act, **_BIASED)  # fmt: skip
+
+
+def _persimmon(config: Config) -> ModelShape:
+    return _own_keys(
+        config,
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        ffn_hidden=config.integer("intermediate_size", high=MAX_FFN),
+        max_seq=config.integer("max_position_embeddings", high=MAX_TOKENS),
+        qk_norm="head_ln" if config.yes("qk_layernorm") else "",
+        **activation(config, "hidden_act"),
+        **_BIASED,
+    )
+
+
+def _xglm(config: Config) -> ModelShape:
+    """XGLM: sines of positions, computed."""
+    config.only("add_cross_attention", False)
+    return _own_keys(
+        config,
+        "d_model",
+        "num_layers",
+        "attention_heads",
+        ffn_hidden=config.integer("ffn_dim", high=MAX_FFN),
+        pos="sincos-fixed",
+        max_seq=config.integer("max_position_embeddings", high=MAX_TOKENS),
+        **activation(config, "activation_function"),
+        **_BIASED,
+    )
+
+
+def _biogpt(config: Config) -> ModelShape:
+    rows = config.integer("max_position_embeddings", high=MAX_TOKENS)
+    return _own_keys(
+        config,
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        ffn_hidden=config.integer("intermediate_size", high=MAX_FFN),
+        pos="learned",
+        pos_rows=rows + 2,  # the table starts two rows late
+        max_seq=rows,
+        **activation(config, "hidden_act"),
+        **_BIASED,
+    )
+
+
 FAMILY = Family(
     "gpt",
     {
@@ -211,5 +273,9 @@ FAMILY = Family(
         "mpt": _mpt,
         "falcon": _falcon,
         "phi": _phi,
+        "openai-gpt": _openai_gpt,
+        "persimmon": _persimmon,
+        "xglm": _xglm,
+        "biogpt": _biogpt,
     },
 )

@@ -218,6 +218,35 @@ def _qwen3_5_moe(config: Config) -> ModelShape:
     return _mostly_linear(config, 0, shared_gated_experts(config), None)
 
 
+def _olmo_hybrid(config: Config) -> ModelShape:
+    """OLMo Hybrid: OLMo 2's layers in every fourth place, gated linear ones with norms in front in the others. What a file does not say of
+    these is as wide as attention, three quarters of it for keys and twice that for values (models/olmo_hybrid/configuration_olmo_hybrid.py)."""
+    bias = config.yes("attention_bias")
+    shape = decoder(config, qk_norm="full", qkv_bias=bias, o_bias=bias)
+    ssm = _gated_delta(_with_linear_widths(config, shape))
+    if config.has("layer_types"):
+        attends = _attending(config, shape.layers, "linear_attention")
+    else:
+        attends = [i % 4 == 3 or (i == shape.layers - 1 and shape.layers < 4) for i in range(shape.layers)]
+    if all(attends) or not any(attends):
+        config.refuse("CHOICE", "layer_types", "must name layers of both sorts, as the class asks")
+    config.settle()
+    return _mixed(shape, ssm, None, [LayerKind("attention" if one else "gated-delta", "dense") for one in attends])
+
+
+def _with_linear_widths(config: Config, shape: ModelShape) -> Config:
+    """The configuration with the heads of linear layers that it leaves to its class."""
+    said: dict[str, int] = {}
+    for key in ("linear_num_key_heads", "linear_num_value_heads"):
+        said[key] = config.optional(key, high=MAX_HEADS) or config.default(key, shape.heads)
+    key, value = "linear_key_head_dim", "linear_value_head_dim"
+    quarters = int(0.75 * shape.hidden / said["linear_num_key_heads"])
+    said[key] = config.optional(key, high=MAX_WIDTH) or config.default(key, quarters)
+    said[value] = config.optional(value, high=MAX_WIDTH) or config.default(value, 2 * said[key])
+    kernel = config.optional("linear_conv_kernel_dim", high=1024)
+    return config.saying(**said, **({} if kernel is None else {"linear_conv_kernel_dim": kernel}))
+
+
 def _lfm2(config: Config) -> ModelShape:
     """LFM2: short convolutions, and attention in the layers that `layer_types` or `full_attn_idxs` names; published files call two
     things by names of their own."""
@@ -281,6 +310,7 @@ FAMILY = Family(
         "lfm2_moe": _lfm2_moe,
         "minimax": _minimax,
         "qwen3_next": _qwen3_next,
+        "olmo_hybrid": _olmo_hybrid,
         "qwen3_5_text": _qwen3_5,
         "qwen3_5_moe_text": _qwen3_5_moe,
     },

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from strategist.facts.families.config import Config, Family
 from strategist.facts.families.decoder import (
+    XIELU,
+    activation,
     decoder,
     slides_but_every,
+    slides_but_first,
     slides_by_pattern,
     slides_everywhere,
     window_of,
@@ -124,8 +127,7 @@ def _starcoder2(config: Config) -> ModelShape:
 
 def _cwm(config: Config) -> ModelShape:
     """CWM: the first of every four layers attends to everything."""
-    shape = replace(_llama(config), window=window_of(config))
-    return with_layer_types(config, shape, [i % 4 != 0 for i in range(shape.layers)])
+    return slides_but_first(config, _llama(config), 4)
 
 
 def _hyperclovax(config: Config) -> ModelShape:
@@ -137,6 +139,27 @@ def _internlm3(config: Config) -> ModelShape:
     bias = config.yes("qkv_bias" if config.has("qkv_bias") else "attention_bias")
     mlp = config.yes("bias" if config.has("bias") else "mlp_bias")
     return decoder(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp)
+
+
+def _apertus(config: Config) -> ModelShape:
+    """Apertus: an ungated feed-forward part, whose xIELU (Huang and Schlag 2024, arXiv 2411.13010) trains two numbers in every layer."""
+    bias = config.yes("attention_bias")
+    is_trained = config.word("hidden_act") == XIELU
+    act = {"mlp_act": XIELU} if is_trained else activation(config, "hidden_act")
+    own = 2 if is_trained else 0
+    return decoder(config, qk_norm="head", qkv_bias=bias, o_bias=bias, mlp_gated=False, layer_extra_parameters=own, **act)  # fmt: skip
+
+
+def _nanochat(config: Config) -> ModelShape:
+    """nanochat: RMSNorm without weights, of the tables' rows too, and of queries and keys behind their rotation."""
+    bias = config.yes("attention_bias")
+    norms = {"norm": "rmsnorm_nonparam", "qk_norm": "l2_noweight", "embed_norm": True}
+    return decoder(config, qkv_bias=bias, o_bias=bias, mlp_gated=False, **norms)
+
+
+def _granite_swa(config: Config) -> ModelShape:
+    """Granite's layers with a sink per head; the first of every four attends to everything."""
+    return slides_but_first(config, replace(_llama(config), attn_sinks=True), 4)
 
 
 FAMILY = Family(
@@ -171,5 +194,8 @@ FAMILY = Family(
         "internlm3": _internlm3,
         "iquestcoder": _llama,
         "jais2": _nemotron,
+        "apertus": _apertus,
+        "nanochat": _nanochat,
+        "granite_swa": _granite_swa,
     },
 )

@@ -17,6 +17,8 @@ from strategist.facts.families.decoder import (
     experts,
     experts_beside_shared,
     first_dense,
+    slides_but_every,
+    slides_but_first,
     slides_by_pattern,
     slides_everywhere,
     window_of,
@@ -227,6 +229,23 @@ def _mimo_experts(config: Config, layers: int) -> list[bool]:
     return placed
 
 
+def _granite_moe_swa(config: Config) -> ModelShape:
+    """Granite's mixtures with a sink per head; the first of every four layers attends to everything."""
+    shape = _granite_moe(config)
+    return slides_but_first(config, replace(shape, attn_sinks=True), 4)
+
+
+def _afmoe(config: Config) -> ModelShape:
+    """AFMoE (Trinity): four norms, gates on what attention gives, experts behind the first `num_dense_layers`, chosen by sigmoids of
+    their scores with a correction for each expert."""
+    bias = config.yes("attention_bias")
+    shape = decoder(config, norms_per_layer=4, qk_norm="head", attn_gate=True, qkv_bias=bias, o_bias=bias)
+    shape = slides_but_every(config, shape, config.optional("global_attn_every_n_layers", high=MAX_LAYERS) or 1)
+    moe = experts_beside_shared(config, "num_shared_experts", "num_experts", "num_local_experts", router_bias=True)
+    first = config.optional("num_dense_layers", high=MAX_LAYERS, low=0) or 0
+    return with_experts(config, shape, moe, [index >= first for index in range(shape.layers)])
+
+
 FAMILY = Family(
     "mixtures of experts",
     {
@@ -248,5 +267,7 @@ FAMILY = Family(
         "mimo_v2_flash": _mimo_v2,
         "hy_v3": _hy_v3,
         "mellum": _mellum,
+        "granitemoe_swa": _granite_moe_swa,
+        "afmoe": _afmoe,
     },
 )
