@@ -202,7 +202,7 @@ def columns(model: Model, numbers: str) -> dict[str, float]:
 
 ONE_KERNEL = "gelu"
 """The form that is one kernel of torch, whose input and result are kept: the others are told by what they have beyond it."""
-FORMS = ("gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh", "quick_gelu")
+FORMS = ("gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh", "quick_gelu", "xielu")
 """Activations of Transformers that are several operations of torch; all other forms of GELU are one."""
 
 

@@ -305,12 +305,27 @@ def _under_autocast(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
 
 
 def _norm(shape: ModelShape, name: str, keeping: Keeping) -> tuple[Saved, ...]:
-    statistics = 1 if shape.norm == "rmsnorm" else 2
-    copies = keeping.rms_bytes / 4.0 * shape.hidden if shape.norm == "rmsnorm" else 0.0
     return (
         Saved(f"{name}_input", shape.hidden, "sequence"),
-        Saved(f"{name}_statistics", statistics + copies, "sequence", is_float32=True),
+        Saved(f"{name}_statistics", _beside_norm(shape, shape.hidden, 1, keeping), "sequence", is_float32=True),
     )
+
+
+def _beside_norm(shape: ModelShape, width: float, norms: float, keeping: Keeping) -> float:
+    """What norms of so many elements in all keep beside their input, in numbers of float32: statistics of each, and the copies of who runs
+    RMSNorm operation by operation. Half of these feed the product with a weight, which not every such norm has."""
+    if not shape.norm.startswith("rms"):
+        return 2 * norms
+    has_weight = shape.norm == "rmsnorm"
+    return norms + keeping.rms_bytes / 4.0 * width * (1.0 if has_weight else 0.5)
+
+
+def _behind(shape: ModelShape, name: str, keeping: Keeping) -> tuple[Saved, ...]:
+    """The norm behind a part of a layer that has norms on both sides: what the part gave is its input (Gemma Team 2024, arXiv 2408.00118,
+    section 2)."""
+    if shape.mix is not None or shape.norms_per_layer < 4:
+        return ()
+    return _norm(shape, f"{name}_post_norm", keeping)
 
 
 def _gathered(keeping: Keeping) -> Cut:
@@ -341,7 +356,7 @@ def _attention(shape: ModelShape, keeping: Keeping, prefix: str, keys: float = 1
     """Rows of one attention that has so many `keys` and values for every query."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim * keys
     is_changed = shape.pos == "rope" or bool(shape.qk_norm)  # between the matrices and attention itself
-    normed_qk = (Saved(f"{prefix}qk_norm_input", q + kv, "heads", COSTLY),) if shape.qk_norm else ()
+    normed_qk = _normed_heads(shape, q + kv, keeping, prefix) if shape.qk_norm else ()
     results = Saved(f"{prefix}query_and_key_results", q + kv, "heads", REPLACED)
     is_view = keeping.projected and shape.pos == "rope" and not shape.qk_norm
     return (
@@ -355,17 +370,41 @@ def _attention(shape: ModelShape, keeping: Keeping, prefix: str, keys: float = 1
         Saved(f"{prefix}value", kv, "heads", COSTLY),
         Saved(f"{prefix}attention_output", q, "heads", COSTLY),
         Saved(f"{prefix}log_sum_exp", shape.heads, "heads", COSTLY, is_float32=True),
+        *(_gated_heads(q, prefix) if shape.attn_gate else ()),
         Saved(f"{prefix}exchanged_output", q, "exchanged", part="exchanged"),
         *_projected(shape, f"{prefix}attention"),
+        *_behind(shape, f"{prefix}attention", keeping),
+    )
+
+
+def _normed_heads(shape: ModelShape, width: int, keeping: Keeping, prefix: str) -> tuple[Saved, ...]:
+    """What norms of queries and keys, of so many elements together, keep: over each head, or over all heads at once."""
+    norms = 2 if shape.qk_norm == "full" else shape.heads + shape.kv_heads
+    beside = _beside_norm(shape, width, norms, keeping)
+    return (
+        Saved(f"{prefix}qk_norm_input", width, "heads", COSTLY),
+        Saved(f"{prefix}qk_norm_statistics", beside, "heads", is_float32=True),
+    )
+
+
+def _gated_heads(width: int, prefix: str) -> tuple[Saved, Saved]:
+    """The sigmoid on what attention gives: its result, which is its own backward's too, and the product that the last matrix reads (Qiu et
+    al. 2025, arXiv 2505.06708, section 2.2)."""
+    return (
+        Saved(f"{prefix}attention_gate", width, "heads", COSTLY),
+        Saved(f"{prefix}attention_gated", width, "heads"),
     )
 
 
 def _latent(shape: ModelShape, mla: Mla, keeping: Keeping) -> tuple[Saved, ...]:
-    qk = shape.heads * (mla.qk_nope + mla.qk_rope)
+    qk, latents = shape.heads * (mla.qk_nope + mla.qk_rope), mla.q_lora + mla.kv_lora
     return (
         Saved("latent_input", shape.hidden, _gathered(keeping)),
         Saved("latent_query", 2 * mla.q_lora, "whole"),
         Saved("latent_key_value", 2 * mla.kv_lora + mla.qk_rope, "whole"),
+        Saved(
+            "latent_statistics", _beside_norm(shape, latents, 2 if mla.q_lora else 1, keeping), "whole", is_float32=True
+        ),
         Saved("query", qk, "heads"),
         Saved("key", qk, "heads"),
         Saved("value", shape.heads * mla.v_dim, "heads"),
@@ -387,10 +426,17 @@ def _state_space(shape: ModelShape, ssm: Ssm, keeping: Keeping) -> tuple[Saved, 
 
 def _ffn(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:
     norm = _norm(shape, "ffn_norm", keeping)
+    behind = _behind(shape, "ffn", keeping)
     if kind.ffn == "moe" and shape.moe is not None:
-        return (*norm, *_experts(shape, shape.moe, keeping))
+        return (*norm, *_experts(shape, shape.moe, keeping), *behind)
     mlp = _mlp(shape, shape.ffn_hidden, keeping)
-    return (*norm, Saved("ffn_input", shape.hidden, _gathered(keeping)), *mlp, *_projected(shape, "ffn", "rest"))
+    return (
+        *norm,
+        Saved("ffn_input", shape.hidden, _gathered(keeping)),
+        *mlp,
+        *_projected(shape, "ffn", "rest"),
+        *behind,
+    )
 
 
 def _mlp(shape: ModelShape, width: float, keeping: Keeping, name: str = "ffn") -> tuple[Saved, ...]:

@@ -134,7 +134,7 @@ VARIANTS: dict[str, dict[str, list[Any]]] = {
     "nanochat": BIAS | {"head_dim": [8, 16]},
     "granite_swa": BIAS | {"mlp_bias": [True, False], "sliding_window": [16]},
     "granitemoe_swa": FEW_WIDE | {"shared_intermediate_size": [0, 80], "sliding_window": [16]} | BIAS,
-    "afmoe": BIAS | {"num_experts": [4], "num_experts_per_tok": [2], "num_shared_experts": [1, 2], "moe_intermediate_size": [48], "num_dense_layers": [0, 1, 2], "head_dim": [16], "sliding_window": [16], "global_attn_every_n_layers": [2, 4]},
+    "afmoe": {"num_experts": [4], "num_experts_per_tok": [2], "num_shared_experts": [1, 2], "moe_intermediate_size": [48], "num_dense_layers": [0, 1, 2], "head_dim": [16], "sliding_window": [16], "global_attn_every_n_layers": [2, 4]},
     "youtu": DENSE_LATENT | BIAS,
     "minicpm3": DENSE_LATENT | BIAS | {"v_head_dim": [None, 16], "mlp_bias": [True, False]},
     "gpt-sw3": {"n_embd": [64], "n_layer": [4], "n_head": [8], "n_inner": [None, 96], "n_positions": [64]} | NOT_LLAMAS,

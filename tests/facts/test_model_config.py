@@ -112,6 +112,7 @@ def test_sizes_of_single_layers_are_read_or_refused() -> None:
         ("olmo_hybrid", {"layer_types": ["linear_attention"] * 4}),
         ("openai-gpt", {"afn": "gelu_new"}),
         ("xglm", {"add_cross_attention": True}),
+        ("afmoe", {"attention_bias": True}),
     ],
 )
 def test_what_the_class_builds_otherwise_is_refused(model_type: str, said: dict[str, Any]) -> None:

@@ -238,8 +238,8 @@ def _granite_moe_swa(config: Config) -> ModelShape:
 def _afmoe(config: Config) -> ModelShape:
     """AFMoE (Trinity): four norms, gates on what attention gives, experts behind the first `num_dense_layers`, chosen by sigmoids of
     their scores with a correction for each expert."""
-    bias = config.yes("attention_bias")
-    shape = decoder(config, norms_per_layer=4, qk_norm="head", attn_gate=True, qkv_bias=bias, o_bias=bias)
+    config.only("attention_bias", False)  # the gate would have none
+    shape = decoder(config, norms_per_layer=4, qk_norm="head", attn_gate=True)
     shape = slides_but_every(config, shape, config.optional("global_attn_every_n_layers", high=MAX_LAYERS) or 1)
     moe = experts_beside_shared(config, "num_shared_experts", "num_experts", "num_local_experts", router_bias=True)
     first = config.optional("num_dense_layers", high=MAX_LAYERS, low=0) or 0
