@@ -17,18 +17,19 @@ Mixer = Literal[
     "gated-delta",
     "short-conv",
     "lightning",
+    "kimi-delta",
     "cross",
     "convolution",
     "none",
 ]
-LINEAR: tuple[Mixer, ...] = ("mamba1", "mamba2", "gated-delta", "short-conv", "lightning")
+LINEAR: tuple[Mixer, ...] = ("mamba1", "mamba2", "gated-delta", "short-conv", "lightning", "kimi-delta")
 """Mixers whose work grows with the tokens alone, not with pairs of them."""
 Ffn = Literal["dense", "moe", "none"]
 T = TypeVar("T")
 
 _MIXER_LETTERS: Mapping[Mixer, str] = {
     "attention": "*", "sliding": "s", "mla": "L", "mamba1": "M", "mamba2": "M", "gated-delta": "M",
-    "short-conv": "M", "lightning": "M", "none": ""
+    "short-conv": "M", "lightning": "M", "kimi-delta": "M", "none": ""
 }  # fmt: skip
 _FFN_LETTERS: Mapping[Ffn, str] = {"dense": "-", "moe": "E", "none": ""}
 

@@ -162,8 +162,30 @@ def _lightning(h: int, ssm: Ssm) -> Weights:
     return matrices, (Vector("gate_norm", inner, cut=True),)
 
 
+def _kimi_delta(h: int, ssm: Ssm) -> Weights:
+    """Kimi Delta Attention: a gated delta rule that forgets each channel by itself, whose gates go through a narrow map (Kimi Team 2025, arXiv
+    2510.26692, section 3; transformers 5.23.0, models/kimi_linear/modeling_kimi_linear.py)."""
+    inner, rank = ssm.heads * ssm.head_dim, ssm.head_dim
+    matrices = (
+        Matrix("qkv", h, 3 * inner, "column"),
+        Matrix("decay_in", h, rank, "whole"),
+        Matrix("decay_out", rank, inner, "column"),
+        Matrix("beta", h, ssm.heads, "column"),
+        Matrix("gate_in", h, rank, "whole"),
+        Matrix("gate_out", rank, inner, "column"),
+        Matrix("out", inner, h, "row"),
+    )
+    vectors = (
+        Vector("conv", 3 * inner * ssm.conv, cut=True),
+        Vector("state", inner + ssm.heads, cut=True),
+        Vector("gate_norm", ssm.head_dim),
+    )
+    return matrices, vectors
+
+
 _LINEAR: Mapping[str, Callable[[int, Ssm], Weights]] = {
     "mamba1": _mamba1, "mamba2": _mamba2, "gated-delta": _gated_delta, "short-conv": _short_conv, "lightning": _lightning,
+    "kimi-delta": _kimi_delta,
 }  # fmt: skip
 
 

@@ -68,10 +68,10 @@ class Ssm:
     """A state-space or linear-attention mixer; only the fields of its `kind` are set.
 
     mamba1: expand, state, dt_rank, conv. mamba2: heads, head_dim, state, groups, conv. gated-delta: k_heads, v_heads,
-    k_dim, v_dim, conv. short-conv: conv. lightning: heads, head_dim.
+    k_dim, v_dim, conv. short-conv: conv. lightning: heads, head_dim. kimi-delta: heads, head_dim, conv.
     """
 
-    kind: Literal["mamba1", "mamba2", "gated-delta", "short-conv", "lightning"]
+    kind: Literal["mamba1", "mamba2", "gated-delta", "short-conv", "lightning", "kimi-delta"]
     conv: int = 0
     expand: int = 0
     state: int = 0

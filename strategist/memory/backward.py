@@ -51,7 +51,9 @@ from strategist.space.shares import (
 )
 from strategist.space.stages import kinds
 
-INPUTS = ("q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkvz", "beta", "in", "x", "dt")
+INPUTS = (
+    "q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkv", "qkvz", "beta", "in", "x", "dt", "decay_in", "decay_out", "gate_in", "gate_out",
+)  # fmt: skip
 """Matrices whose gradients come after attention's own backward."""
 ROWS, NARROW, WIDE = 128, 32, 64
 """Flash attention's backward rounds rows up to 128, the head width to 32, and to 64 above 128."""

@@ -143,6 +143,7 @@ VARIANTS: dict[str, dict[str, list[Any]]] = {
     "xglm": {"d_model": [64], "num_layers": [4], "attention_heads": [8], "ffn_dim": [96], "max_position_embeddings": [64]} | {key: [] for key in NOT_LLAMAS if key != "max_position_embeddings"},
     "biogpt": {"num_key_value_heads": [], "hidden_act": ["gelu", "relu"]},
     "olmo_hybrid": LINEAR | BIAS | {"full_attention_interval": [], "head_dim": [], "linear_num_key_heads": [None, 4], "linear_num_value_heads": [None, 8], "linear_key_head_dim": [None, 8], "linear_value_head_dim": [None, 16]},
+    "kimi_linear": DENSE_LATENT | {"num_local_experts": [8], "num_experts_per_tok": [2], "n_shared_experts": [1, 2], "moe_intermediate_size": [48], "linear_num_heads": [4], "linear_head_dim": [8], "linear_conv_kernel_dim": [3, 4], "first_k_dense_replace": [1, 2], "n_group": [1], "topk_group": [1]},
     "mamba2": {"num_attention_heads": [], "state_size": [8], "num_heads": [8], "head_dim": [16], "n_groups": [2]},
     "opt": {"ffn_dim": [96], "word_embed_proj_dim": [64, 32], "do_layer_norm_before": [True, False], "enable_bias": [True, False], "layer_norm_elementwise_affine": [True, False]},
     "falcon": {"new_decoder_architecture": [True, False], "multi_query": [True, False], "parallel_attn": [True, False], "bias": [True, False], "alibi": [True, False]},

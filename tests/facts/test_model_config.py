@@ -124,7 +124,7 @@ BY_DEFAULT = {
     "nanochat": 256_573_440, "apertus": 6_979_596_352, "afmoe": 19_232_600_000, "granite_swa": 2_144_463_840,
     "granitemoe_swa": 37_039_117_312, "youtu": 1_961_560_064, "openai-gpt": 116_534_784, "minicpm3": 4_073_875_968,
     "persimmon": 9_397_175_296, "xglm": 564_463_616, "biogpt": 346_763_264, "olmo_hybrid": 7_430_870_688,
-    "roberta-prelayernorm": 124_698_201, "gpt-sw3": 124_439_808,
+    "roberta-prelayernorm": 124_698_201, "gpt-sw3": 124_439_808, "kimi_linear": 49_133_074_464,
 }  # fmt: skip
 """How many weights the modules of transformers 5.23.0 have that are built from the defaults of their configurations."""
 
@@ -134,6 +134,7 @@ def test_default_configurations_count_what_transformers_builds(model_type: str) 
     """A file that says what its class has by default; with a masked-language head where the class has one."""
     kind = {"gpt-sw3": "gpt2"}.get(model_type, model_type)
     said = {**class_defaults(kind), "model_type": model_type, "architectures": ["SomeForCausalLM"]}
+    said |= {"q_lora_rank": None} if model_type == "kimi_linear" else {}
     assert count(shape_from_config(said)).total == BY_DEFAULT[model_type]
 
 
@@ -149,6 +150,27 @@ def test_an_activation_with_weights_of_its_own_is_read_where_they_are_counted() 
     values = {**SMALL, "model_type": "apertus", "hidden_act": "xielu"}
     assert count(shape_from_config(values)).total - count(shape_from_config({**values, "hidden_act": "silu"})).total == 2 * SMALL["num_hidden_layers"]  # fmt: skip
     assert refused({**values, "model_type": "llama"}).flag == "$.hidden_act"
+
+
+KIMI = {
+    **SMALL, "model_type": "kimi_linear", "q_lora_rank": None, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 16, "num_experts": 8, "num_experts_per_token": 2, "num_shared_experts": 1, "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1, "num_expert_group": 1, "topk_group": 1, "moe_layer_freq": 1,
+}  # fmt: skip
+
+
+def test_kimi_linear_says_its_linear_layers_in_an_object_of_their_own() -> None:
+    """Published files count layers from one under `linear_attn_config`; transformers writes the same in words."""
+    linear = {"head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 3}
+    said = {"linear_attn_config": linear | {"full_attn_layers": [4], "kda_layers": [1, 2, 3]}}
+    wide = {"linear_head_dim": 8, "linear_num_heads": 4, "linear_conv_kernel_dim": 3}
+    words = wide | {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}
+    published, written = (shape_from_config({**KIMI, **each}) for each in (said, words))
+    assert layer_sequence(published) == layer_sequence(written)
+    assert count(published) == count(written)
+    assert [(kind.mixer, kind.ffn) for kind in layer_sequence(published)] == [("kimi-delta", "dense"), ("kimi-delta", "moe"), ("kimi-delta", "moe"), ("mla", "moe")]  # fmt: skip
+    missing = {"linear_attn_config": linear | {"full_attn_layers": [4], "kda_layers": [1, 2]}}
+    assert refused({**KIMI, **missing}).flag == "$.linear_attn_config.full_attn_layers"
 
 
 @pytest.mark.parametrize("named", ["BartForCausalLM", "MBartForCausalLM"])

@@ -18,7 +18,7 @@ from tests.oracle.memory import busiest, decoder_tokens, sequence_cut, tokens
 from tests.oracle.rates import attention_peak_FLOPs, kept, matmul_seconds, memory_Bps, share
 from tests.oracle.stages import Layout
 
-STATE_SPACE = ("mamba1", "mamba2", "gated-delta", "short-conv", "lightning")
+STATE_SPACE = ("mamba1", "mamba2", "gated-delta", "short-conv", "lightning", "kimi-delta")
 MOVED = (
     "norm",
     "residual",

@@ -1769,7 +1769,9 @@ def _at_heads(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) 
     return [Stage(job, layout, stage, kinds, around(layout, stage, number)) for number in numbers]
 
 
-INPUTS = ("q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkvz", "beta", "in", "x", "dt")
+INPUTS = (
+    "q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkv", "qkvz", "beta", "in", "x", "dt", "decay_in", "decay_out", "gate_in", "gate_out",
+)  # fmt: skip
 
 
 def _is_of_routed(name: str) -> bool:

@@ -49,10 +49,11 @@ def _glm4_moe_lite(config: Config) -> ModelShape:
 
 
 def _latent(config: Config) -> ModelShape:
-    return _after_dense(config, _with_latent_attention(config))
+    return _after_dense(config, with_latent_attention(config))
 
 
-def _with_latent_attention(config: Config) -> ModelShape:
+def with_latent_attention(config: Config) -> ModelShape:
+    """A decoder of dense layers with latent attention."""
     config.only("mlp_bias", False)
     bias = config.yes("attention_bias")
     mla = Mla(
@@ -76,7 +77,7 @@ def _minicpm3(config: Config) -> ModelShape:
     said = config.saying(mlp_bias=False)
     if not config.has("v_head_dim"):
         said = said.saying(v_head_dim=config.default("v_head_dim", hidden // heads))
-    return replace(_with_latent_attention(said), mlp_bias=bias)
+    return replace(with_latent_attention(said), mlp_bias=bias)
 
 
 def _query_rank(config: Config) -> int:
@@ -120,7 +121,7 @@ FAMILY = Family(
         "glm_moe_dsa": _indexed,
         "glm4_moe": _glm4_moe,
         "glm4v_moe_text": _glm4_moe,
-        "youtu": _with_latent_attention,
+        "youtu": with_latent_attention,
         "minicpm3": _minicpm3,
     },
 )

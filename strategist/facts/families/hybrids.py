@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_WIDTH, Config, Family
+from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_TOKENS, MAX_WIDTH, Config, Family
 from strategist.facts.families.decoder import (
     decoder,
     experts,
+    experts_beside_shared,
+    first_dense,
     layer_types,
     shared_gated_experts,
     sparse_steps,
     with_experts,
 )
+from strategist.facts.families.deepseek import with_latent_attention
 from strategist.facts.families.state_space import rank_of
 from strategist.facts.layer_kind import Ffn, LayerKind, Mixer
 from strategist.facts.model import MAX_LAYERS, Mix, ModelShape, Moe, Ssm, arranged
@@ -22,7 +25,11 @@ from strategist.records import replace
 def _mixed(shape: ModelShape, ssm: Ssm, moe: Moe | None, kinds: Sequence[LayerKind]) -> ModelShape:
     """The shape stacking exactly these layers."""
     mixers, ffns = [kind.mixer for kind in kinds], [kind.ffn for kind in kinds]
-    attention, with_experts, mlp = mixers.count("attention"), ffns.count("moe"), ffns.count("dense")
+    attention, with_experts, mlp = (
+        mixers.count("attention") + mixers.count("mla"),
+        ffns.count("moe"),
+        ffns.count("dense"),
+    )
     linear = mixers.count(ssm.kind)
     mix = Mix(attention=attention, linear=linear, mlp=mlp, moe=with_experts, norms=attention + linear + with_experts + mlp)  # fmt: skip
     placed = replace(moe, layers=with_experts) if moe is not None and with_experts else None
@@ -299,6 +306,63 @@ def _minimax(config: Config) -> ModelShape:
     return _mixed(shape, ssm, moe, [LayerKind("attention" if one else "lightning", "moe") for one in attends])
 
 
+def _kimi_linear(config: Config) -> ModelShape:
+    """Kimi Linear: latent attention among Kimi Delta Attention, experts behind the first layers. Published files say the linear layers under
+    `linear_attn_config`, which wins where it stands (models/kimi_linear/configuration_kimi_linear.py, __post_init__)."""
+    linear = config.within("linear_attn_config") if config.has("linear_attn_config") else config
+    inside = linear is not config
+    config.only("moe_layer_freq", 1)
+    config.only("attention_bias", False)
+    config.only("num_nextn_predict_layers", 0)
+    untied = _with_positions(config).saying(
+        tie_word_embeddings=False
+    )  # its class shares no table, whatever the file says
+    shape = with_latent_attention(untied)
+    ssm = Ssm(
+        kind="kimi-delta",
+        heads=linear.integer("num_heads" if inside else "linear_num_heads", high=MAX_HEADS),
+        head_dim=linear.integer("head_dim" if inside else "linear_head_dim", high=MAX_WIDTH),
+        conv=linear.integer("short_conv_kernel_size" if inside else "linear_conv_kernel_dim", high=1024),
+    )
+    moe = experts_beside_shared(
+        config,
+        "num_shared_experts" if config.has("num_shared_experts") else "n_shared_experts",
+        "num_experts",
+        "num_local_experts",
+        chosen_key="num_experts_per_token" if config.has("num_experts_per_token") else "num_experts_per_tok",
+        group_keys=("num_expert_group" if config.has("num_expert_group") else "n_group", "topk_group"),
+    )
+    attends = _kimi_attention(config, linear, shape.layers)
+    placed = first_dense(config, shape.layers)
+    config.settle()
+    kinds = [
+        LayerKind("mla" if full else "kimi-delta", "moe" if has else "dense")
+        for full, has in zip(attends, placed, strict=True)
+    ]
+    return _mixed(shape, ssm, moe, kinds)
+
+
+def _with_positions(config: Config) -> Config:
+    """The configuration with its longest sequence under the name that others have for it."""
+    if config.has("max_position_embeddings"):
+        return config
+    return config.saying(max_position_embeddings=config.integer("model_max_length", high=MAX_TOKENS))
+
+
+def _kimi_attention(config: Config, linear: Config, layers: int) -> list[bool]:
+    """Which layers attend: as `layer_types` says, else as `full_attn_layers` and `kda_layers` count from one, else every fourth from the fifth on."""
+    if config.has("layer_types"):
+        return _attending(config, layers, "linear_attention")
+    full, others = (linear.list_of(int, key, limit=MAX_LAYERS) for key in ("full_attn_layers", "kda_layers"))
+    if full is None or others is None:
+        return [index > 0 and index % 4 == 0 for index in range(layers)]
+    if sorted(full + others) != list(range(1, layers + 1)):
+        rule = f"must name each of {layers} layers once, together with kda_layers"
+        linear.refuse("CHOICE", "full_attn_layers", rule)
+        config.settle()
+    return [number in set(full) for number in range(1, layers + 1)]
+
+
 FAMILY = Family(
     "hybrids",
     {
@@ -311,6 +375,7 @@ FAMILY = Family(
         "minimax": _minimax,
         "qwen3_next": _qwen3_next,
         "olmo_hybrid": _olmo_hybrid,
+        "kimi_linear": _kimi_linear,
         "qwen3_5_text": _qwen3_5,
         "qwen3_5_moe_text": _qwen3_5_moe,
     },
