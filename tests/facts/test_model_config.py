@@ -492,6 +492,9 @@ def test_hybrid_patterns_are_honoured() -> None:
     by_words = {key: value for key, value in values.items() if key != "hybrid_override_pattern"}
     by_words["layers_block_type"] = [words[letter] for letter in values["hybrid_override_pattern"]]
     assert shape_from_config(by_words) == shape_from_config(values)
+    anew = {"mamba": "linear_attention", "attention": "full_attention"}  # as transformers 5 writes them
+    in_new_words = [anew.get(word, word) for word in by_words["layers_block_type"]]
+    assert shape_from_config({**by_words, "layers_block_type": in_new_words}) == shape_from_config(values)
     shorter = shape_from_config(values | {"hybrid_override_pattern": "MM*-"})
     assert [kind.mixer for kind in layer_sequence(shorter)] == ["mamba2", "mamba2", "attention", "none"]
 

@@ -75,7 +75,7 @@ _LETTERS = {
     "-": LayerKind("none", "dense"),
     "E": LayerKind("none", "moe"),
 }
-_WORDS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+_WORDS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E"}
 
 
 def _nemotron_h(config: Config) -> ModelShape:
