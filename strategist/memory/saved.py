@@ -377,7 +377,7 @@ def _attention(shape: ModelShape, keeping: Keeping, prefix: str, keys: float = 1
     )
 
 
-def _normed_heads(shape: ModelShape, width: int, keeping: Keeping, prefix: str) -> tuple[Saved, ...]:
+def _normed_heads(shape: ModelShape, width: float, keeping: Keeping, prefix: str) -> tuple[Saved, ...]:
     """What norms of queries and keys, of so many elements together, keep: over each head, or over all heads at once."""
     norms = 2 if shape.qk_norm == "full" else shape.heads + shape.kv_heads
     beside = _beside_norm(shape, width, norms, keeping)
@@ -387,7 +387,7 @@ def _normed_heads(shape: ModelShape, width: int, keeping: Keeping, prefix: str) 
     )
 
 
-def _gated_heads(width: int, prefix: str) -> tuple[Saved, Saved]:
+def _gated_heads(width: float, prefix: str) -> tuple[Saved, Saved]:
     """The sigmoid on what attention gives: its result, which is its own backward's too, and the product that the last matrix reads (Qiu et
     al. 2025, arXiv 2505.06708, section 2.2)."""
     return (
