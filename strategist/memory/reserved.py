@@ -9,8 +9,6 @@ reduced from. Streams are those of fully_shard: torch/distributed/fsdp/_fully_sh
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
 from strategist.columns import on_stages
@@ -19,6 +17,7 @@ from strategist.facts.profile import BYTES
 from strategist.memory.layers import Layers
 from strategist.memory.logits import idle_bytes_CS, largest_bytes_CS
 from strategist.memory.model_states import shards_state
+from strategist.records import cached_property
 from strategist.space.candidates import Mask, Reals
 from strategist.space.shares import (
     Elements,

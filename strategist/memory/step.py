@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from strategist.memory.model_states import shards_state
 from strategist.memory.saved import OURS
 from strategist.memory.situations import NEVER, Situation, SpreadSituation
 from strategist.memory.sorts import NOT_READ, Read, sorts_of
+from strategist.records import cached_property
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import (
     Elements,

@@ -7,7 +7,7 @@ table and everything else broadcasts against it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.parameters import behind_head, outer_parameters, table_width
 from strategist.facts.runs import V_SHAPED, stage_of_head
 from strategist.facts.tables import served_elements
-from strategist.records import dataclass, replace
+from strategist.records import cached_property, dataclass, replace
 from strategist.space.candidates import OF_LAYERS, WORDS, Candidates, Column, Mask, Reals, code, distinct, total_of
 from strategist.space.stages import (
     every_layer_counts,
