@@ -101,6 +101,12 @@ class RowsOf(Mapping[str, Column]):
             self._taken[name] = self._table[name].take(self._rows)
         return self._taken[name]
 
+    def without(self, name: str) -> RowsOf:
+        """The same rows with zeros in one column."""
+        own = RowsOf({**self._table, name: np.zeros_like(self._table[name])}, self._rows)
+        own._taken = {other: column for other, column in self._taken.items() if other != name}
+        return own
+
     def __contains__(self, name: object) -> bool:
         return name in self._table
 
@@ -229,7 +235,10 @@ class Candidates:
 
     def without(self, name: str) -> Candidates:
         """The rows with no choice made in one column of words."""
-        return Candidates({**self.columns, name: np.zeros_like(self.columns[name])})
+        columns = self.columns
+        if isinstance(columns, RowsOf):
+            return Candidates(columns.without(name))
+        return Candidates({**columns, name: np.zeros_like(columns[name])})
 
     def runs(self, ignored: str) -> tuple[Column, Column]:
         """The first row of every run of neighbours that differ in one column at most, and the number of each row's run."""
@@ -290,7 +299,7 @@ def _range(column: Column) -> tuple[int, int]:
 
 def deepest(columns: Mapping[str, Any]) -> Any:
     """The most layers that any stage of a layout runs again where each has its own number, (C,) or of one layout; 0 where none has."""
-    return reduce(np.maximum, [column for name, column in columns.items() if name.startswith(OF_STAGE)], 0)
+    return reduce(np.maximum, [columns[name] for name in columns if name.startswith(OF_STAGE)], 0)
 
 
 COUNTED = 2**4
