@@ -59,7 +59,7 @@ def gradient_bytes_CS(job: Job, group: Group) -> Reals:
 
 
 class Piped(NamedTuple):
-    """Bytes of outputs of one token and vocabulary entry that a pipeline's engine holds, each (C,): `held` all the time, and what
+    """Bytes of outputs of one token and vocabulary entry that a pipeline's engine holds, each (C,) or (1,): `held` all the time, and what
     there is beside a loss without them, `at_loss` and `in_its_backward`."""
 
     held: Reals
@@ -81,7 +81,9 @@ def _piped(job: Job, group: Group) -> Piped:
     still has what was there before. Outputs in the compute format are one more tensor in the loss's backward. ZeRO-2 and 3 do not go
     with that engine."""
     keeping, c = job.profile.keeping, group.candidates
-    runs = (c["zero"] <= 1) & (0 < keeping.pipes_from <= group.pp)
+    if not 0 < keeping.pipes_from <= group.pp:
+        return Piped(*(np.zeros(1) for _ in range(3)))
+    runs = c["zero"] <= 1
     compute = BYTES[job.formats.compute]
     each = 4.0 if keeping.piped_outputs == "float32" else compute
     held = np.where(runs, each * np.minimum(c["accumulation"], BUFFERS), 0.0)
