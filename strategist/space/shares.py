@@ -6,7 +6,7 @@ table and everything else broadcasts against it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -226,6 +226,12 @@ def sorts_by(group: Group, columns: Iterable[Column | str]) -> Sorts | None:
     if ALIKE * len(firsts) > len(place):
         return None
     return Sorts(part_of(group, firsts), firsts, place)
+
+
+def numbers_of_meshes(group: Group, columns: Sequence[Column | str]) -> Column:
+    """A number of every candidate, (C,), for what its mesh and ZeRO stage have in some columns of the group's meshes, or in those of some
+    names: a few hundred rows are looked at."""
+    return np.asarray(group.meshes.sorts(columns)[1].take(group.mesh_of))
 
 
 def holds_early_C(c: Candidates) -> Mask:
