@@ -74,7 +74,10 @@ def _has_sorts(job: Job, group: Group) -> bool:
 
 
 def _sorted(job: Job, group: Group, read: Read, at: Column | None) -> Sorts | None:
-    c = group.candidates
+    c, work = group.candidates, sorts_of(job, group, "work", at) if read == "layer" else None
+    if work is not None:  # of which these are parts
+        number = numbers_of_meshes(group, _sharing(job, group.meshes, read))
+        return sorts_by(group, (work.place, number, "offload"))
     names = [name for name in c.columns if name not in NOT_READ[read]]
     of_mesh = [name for name in names if name in OF_MESH]
     names = [name for name in names if name not in OF_MESH]

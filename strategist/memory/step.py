@@ -57,7 +57,7 @@ def once_for(read: Read) -> Callable[[Callable[[Any], Any]], cached_property[Any
     def asked(formula: Callable[[Any], Any]) -> cached_property[Any]:
         @wraps(formula)
         def spread(step: Step) -> Any:
-            return step.once(read, formula)
+            return step.once(read, lambda own: formula(own) if own is step else getattr(own, formula.__name__))
 
         return cached_property(spread)
 
@@ -230,7 +230,11 @@ class Step:
             return None
         group, firsts = sorts.group, sorts.firsts
         at = firsts if self._at is None else self._at[firsts]
-        return self._of(group, firsts, self._situations, at).unsorted(), sorts.place
+        found = self._of(group, firsts, self._situations, at).unsorted()
+        work = self._alike("work") if read == "layer" else None
+        if work is not None:  # which is the same in several of these
+            found._of_sorts["work"] = work[0], work[1].take(firsts)
+        return found, sorts.place
 
     def among(self, rows: Column, situation: Situation, at: Column) -> Step:
         """Other passes of some of the candidates."""
