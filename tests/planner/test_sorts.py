@@ -12,6 +12,9 @@ from strategist.memory import early, sorts
 from strategist.memory.estimate import least_memory, peak_memory
 from strategist.memory.situations import Situation
 from strategist.planner.search import limits_of, search
+from strategist.planner.situation import question
+from strategist.rulebook.apply import columns, family_masks
+from strategist.rulebook.rule import load_families
 from strategist.space.candidates import Candidates, Column, joined
 from strategist.space.enumerate import enumerate_candidates
 from strategist.space.shares import groups, holds_early_C
@@ -73,6 +76,21 @@ def test_company_changes_no_time(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         for term, seconds in getattr(alone, kind).items():
             assert np.array_equal(getattr(together, kind)[term], seconds), (kind, term)
     assert np.array_equal(together.step, alone.step)
+
+
+def test_families_that_are_asked_of_sorts_are_those_of_every_layout() -> None:
+    """Whether layouts are numbered by mesh or not."""
+    fields = {**JOBS["interleaved"], "also": "tiling"}
+    job, numbered = layouts(fields)
+    plain = Candidates({name: numbered[name] for name in numbered.columns if name != "mesh"})
+    facts = question(job)
+    values, size = facts | columns(plain), len(plain)
+    expected = {own.name: np.broadcast_to(np.asarray(own.holds(values), np.bool_), size) for own in load_families()}
+    assert sum(mask.any() for mask in expected.values()) > len(expected) // 2
+    for every in (numbered, plain):
+        found = family_masks(every, facts)
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.slow
