@@ -16,7 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
 from strategist.facts.hardware import Link, NodeGroup
 from strategist.facts.workload import Workload
-from strategist.records import dataclass
+from strategist.records import cached_property, dataclass
 
 FIELDS: tuple[tuple[Any, ...], ...] = (
     ("a", int),
@@ -185,3 +185,21 @@ def test_nested_records_print_as_they_are_made() -> None:
     assert repr(link) == "Link(a='gpu0', b='gpu1', kind='nvlink', Bps=1000000000.0)"
     assert eval(repr(link), {"Link": Link}) == link
     assert NodeGroup.__match_args__ == ()
+
+
+def test_a_cached_property_is_worked_out_once_and_describes_itself() -> None:
+    """As the standard library's: for each object when it is first read, under the name that it has in the class."""
+
+    class Thing:
+        asked = 0
+
+        @cached_property
+        def size(self) -> int:
+            """How large it is."""
+            self.asked += 1
+            return 7 * self.asked
+
+    one, other = Thing(), Thing()
+    assert (one.size, one.size, one.asked, other.asked) == (7, 7, 1, 0)
+    assert one.__dict__ == {"asked": 1, "size": 7}
+    assert Thing.size.__doc__ == "How large it is."

@@ -11,7 +11,7 @@ softmax_d, dq_accum, dk_expanded, dv_expanded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, cached_property
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -34,7 +34,7 @@ from strategist.memory.saved import (
     has_wide_softmax,
     saved_tensors,
 )
-from strategist.records import dataclass
+from strategist.records import cached_property, dataclass
 from strategist.space.candidates import EXCHANGES, RINGS, Candidates, Column, Mask, Reals, total_of
 from strategist.space.shares import (
     ceil_div,

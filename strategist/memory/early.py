@@ -8,7 +8,7 @@ comes down to the first forward pass of all finds nothing before it. The last ba
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import and_
 from typing import NamedTuple
 
@@ -16,18 +16,23 @@ import numpy as np
 
 from strategist.columns import stage_by_stage
 from strategist.memory.instant import NONE
-from strategist.memory.situations import NEVER, Schedule, Situation
+from strategist.memory.situations import NEVER, Pipeline, Schedule, Situation
 from strategist.memory.step import Step
 from strategist.records import names_of, replace
-from strategist.space.candidates import Column, Mask, Reals
+from strategist.space.candidates import Candidates, Column, Mask, Reals, code
 from strategist.space.interleaved import Rounds
 from strategist.space.shares import Group
+
+Ends = tuple[Mask, Mask]
+"""Which stages hold the embedding and the head, (S,) each."""
+KEPT = 2**4
+"""Spaces of which the passes to compare are kept."""
 
 
 class EarlySchedule(Schedule):
     """The passes of interleaved chunks, and what lies gathered too early beside them."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group | Pipeline) -> None:
         super().__init__(group)
         self.rounds = Rounds(self.turn, self.v, self.passes, self.ahead)
 
@@ -126,34 +131,49 @@ def early_passes(step: Step, rows: Column) -> tuple[Situation, Situation, Column
     those between, whose gradients come beside what is held. Forward, (4, D, S): the fullest of the first, the last and those between.
     Where there are none between, these are any. And which of these D choices is that of each of them."""
     group, c = step.group, step.c.where(rows)
-    firsts, place = c.sorts((c["accumulation"], c["virtual_stages"]))
-    schedule = EarlySchedule(replace(group, candidates=c.where(firsts)))
-    turns = schedule.turns_of_backward(), schedule.turns_of_forward()
-    passes, count = schedule.of_both(*turns), len(turns[0])
-    sorts, stages = np.arange(len(firsts))[:, None], np.arange(len(group.stages))
-    back, (*there, _) = _possible(group, passes.of(slice(count))), _possible(group, passes.of(slice(count, None)))
-    numbers = [*back, *(count + own for own in there)]
-    possible = _chosen(passes, (np.concatenate(numbers), sorts, stages))
-    held, ends = step.among(rows, possible, place).moving.total(NONE), np.cumsum([len(own) for own in numbers])[:-1]
-    most = [own.argmax(axis=0) for own in np.split(held, ends)]
+    firsts, place = c.sorts(("accumulation", "virtual_stages"))
+    counts = (tuple(c[name][firsts].tolist()) for name in ("accumulation", "virtual_stages"))
+    possible, begins = passes_to_compare(group.pp, tuple(group.stages.tolist()), *counts)
+    held = step.among(rows, possible.of(slice(begins[0], None)), place).moving.total(NONE)
+    most = [own.argmax(axis=0) for own in np.split(held, [begin - begins[0] for begin in begins[1:]])]
+    stages = np.arange(len(group.stages))
     choices, at = c.sorts((place, *(own[:, stage] for own in most for stage in stages)))
     alike = place[choices][:, None]
-    last, first, between, anew, *forward = (
-        own[best[choices], alike, stages] for own, best in zip(numbers, most, strict=True)
-    )
+    last, first, between, anew, *forward = (begin + best[choices] for begin, best in zip(begins, most, strict=True))
     backward = np.zeros_like(last), last, np.ones_like(last), first, between, anew
-    looked_at = _chosen(passes, (np.stack([*backward, *forward, forward[-1]]), alike, stages))
+    looked_at = _chosen(possible, (np.stack([*backward, *forward, forward[-1]]), alike, stages))
     return looked_at.of(slice(len(backward))), looked_at.of(slice(len(backward), None)), at
 
 
-def _possible(group: Group, passes: Situation) -> tuple[Column, Column, Column, Column]:
+@lru_cache(maxsize=KEPT)
+def passes_to_compare(
+    pp: int, stages: tuple[int, ...], micro_batches: tuple[int, ...], chunks: tuple[int, ...]
+) -> tuple[Situation, tuple[int, ...]]:
+    """Passes (N, F, S) of F numbers of micro-batches and of chunks on some stages, in which a rank can hold most: the first of all, that of
+    the chunk with the embedding, and then, from the numbers that are given on, each sort of `_possible` of backward, and the same of
+    forward but for the last. Nothing of it depends on a model or its ranks, and searches ask for the same again."""
+    words = np.full(len(chunks), code("schedule", "interleaved"))
+    own = {"accumulation": np.array(micro_batches), "virtual_stages": np.array(chunks), "schedule": words}
+    places = np.array(stages)
+    schedule, ends = EarlySchedule(Pipeline(Candidates(own), pp, places)), (places == 0, places == pp - 1)
+    turns = schedule.turns_of_backward(), schedule.turns_of_forward()
+    passes, count = schedule.of_both(*turns), len(turns[0])
+    back, (*there, _) = _possible(ends, passes.of(slice(count))), _possible(ends, passes.of(slice(count, None)))
+    firsts = [np.full((1, len(chunks), len(stages)), number) for number in range(2)]
+    numbers = [*firsts, *back, *(count + forward for forward in there)]
+    begins = np.cumsum([len(each) for each in numbers])[1:-1].tolist()
+    at = np.concatenate(numbers), np.arange(len(chunks))[:, None], np.arange(len(stages))
+    return _chosen(passes, at), tuple(begins)
+
+
+def _possible(ends: Ends, passes: Situation) -> tuple[Column, Column, Column, Column]:
     """Of passes (K, F, S) the numbers of those that can be first with most of the chunk with the head, that with the embedding, others,
     and others that are the first of theirs, (N, F, S): those before which no pass of such a chunk, first of it or not as this one is, holds
     as much of everything. Where a rank has fewer the first of them stands for the rest, and where it has none the first of all."""
     earlier = np.tri(len(passes.others), k=-1, dtype=np.bool_).T[..., None, None]
     sorts = passes.is_last, passes.is_first, passes.stands
     no_less = reduce(and_, (own[:, None] == own for own in sorts), earlier)
-    for amount in _amounts(group, passes):
+    for amount in _amounts(ends, passes):
         no_less &= amount[:, None] >= amount
     left = ~no_less.any(axis=0)
     others = ~(passes.is_last | passes.is_first)
@@ -162,10 +182,10 @@ def _possible(group: Group, passes: Situation) -> tuple[Column, Column, Column, 
     return last, first, between, anew
 
 
-def _amounts(group: Group, s: Situation) -> tuple[Reals | Mask, ...]:
+def _amounts(ends: Ends, s: Situation) -> tuple[Reals | Mask, ...]:
     """What a rank holds the more bytes by the more of it a pass has, as `Step.moving` reads it; twice what must be the same: others of the chunk
     with the head, which may keep less than chunks between."""
-    first, last = group.is_first[None, :], group.is_last[None, :]
+    first, last = (own[None, :] for own in ends)
     others_last = s.others_last * last
     early_first, early_last = s.early_first * first, s.early_last * last
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property, reduce
+from functools import reduce
 from math import prod
 
 import numpy as np
@@ -24,7 +24,7 @@ from strategist.memory.model_states import (
     settled_bytes_CS,
 )
 from strategist.memory.reserved import Pools
-from strategist.records import dataclass
+from strategist.records import cached_property, dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
 from strategist.space.engines import as_run
 from strategist.space.shares import Elements, Group, elements, groups

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
 
 import numpy as np
 
 from strategist.columns import on_stages_of, rows_of
 from strategist.document.estimate import MOMENTS
-from strategist.records import dataclass
+from strategist.records import cached_property, dataclass
 from strategist.space.candidates import Column, Mask, Reals, total_of
 
 Terms = Mapping[str, Reals]

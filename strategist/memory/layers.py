@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ from strategist.memory.backward import (
 )
 from strategist.memory.saved import OURS
 from strategist.memory.sorts import sorts_of_layers
-from strategist.records import dataclass, names_of
+from strategist.records import cached_property, dataclass, names_of
 from strategist.space.candidates import Candidates, Column, Mask, Reals
 from strategist.space.shares import Group, is_managed, routed_cut, sequence_cut, target_share
 from strategist.space.stages import kinds

@@ -59,8 +59,8 @@ def gradient_bytes_CS(job: Job, group: Group) -> Reals:
 
 
 class Piped(NamedTuple):
-    """Bytes of outputs of one token and vocabulary entry that a pipeline's engine or a loop holds, each (C,): `held` all the time, and what
-    there is beside a loss without them, `at_loss` and `in_its_backward`."""
+    """Bytes of outputs of one token and vocabulary entry that a pipeline's engine or a loop holds, each (C,) or (1,): `held` all the time, and
+    what there is beside a loss without them, `at_loss` and `in_its_backward`."""
 
     held: Reals
     at_loss: Reals
@@ -81,7 +81,10 @@ def _piped(job: Job, group: Group) -> Piped:
     still has what was there before. Outputs in the compute format are one more tensor in the loss's backward. ZeRO-2 and 3 do not go
     with that engine. A loop that names what its model gave holds one (hpcaitech/ColossalAI v0.2.0: examples/language/gpt/train_gpt_demo.py, main)."""
     keeping, c = job.profile.keeping, group.candidates
-    runs = ((c["zero"] <= 1) & (0 < keeping.pipes_from <= group.pp)) | keeping.holds_logits
+    is_piped = 0 < keeping.pipes_from <= group.pp
+    if not (is_piped or keeping.holds_logits):
+        return Piped(*(np.zeros(1) for _ in range(3)))
+    runs = ((c["zero"] <= 1) & is_piped) | keeping.holds_logits
     compute = BYTES[job.formats.compute]
     each = 4.0 if keeping.piped_outputs == "float32" else compute
     held = np.where(runs, each * (1 if keeping.holds_logits else np.minimum(c["accumulation"], BUFFERS)), 0.0)

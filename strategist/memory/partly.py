@@ -10,7 +10,6 @@ are those of the side that a chunk's last layer is of, beside what both keep.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from strategist.memory.instant import NONE, Instant, only
 from strategist.memory.instants import instants
 from strategist.memory.layers import LayerInstants, Layers
 from strategist.memory.step import Step
-from strategist.records import replace
+from strategist.records import cached_property, replace
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, elements
 

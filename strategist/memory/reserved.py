@@ -9,16 +9,16 @@ reduced from. Streams are those of fully_shard: torch/distributed/fsdp/_fully_sh
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
 from strategist.columns import on_stages
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
+from strategist.memory.instant import NOWHERE
 from strategist.memory.layers import Layers
 from strategist.memory.logits import idle_bytes_CS, largest_bytes_CS
 from strategist.memory.model_states import shards_state
+from strategist.records import cached_property
 from strategist.space.candidates import Mask, Reals
 from strategist.space.shares import (
     Elements,
@@ -52,7 +52,8 @@ class Pools:
         in the stream of reductions, at the loss those of earlier micro-batches; a layer that is on its way in that of gathering,
         where there is one."""
         under_way = np.where(self._gathers, self._one_layer, 0.0)
-        main = np.maximum(at_loss - self._standing + self._idle + self._outgrown, ever - self._reduced - under_way)
+        at_loss = at_loss if self._several is NOWHERE else at_loss - self._standing
+        main = np.maximum(at_loss + self._idle + self._outgrown, ever - self._reduced - under_way)
         return main + self.gathering + self.reducing
 
     @cached_property
@@ -68,8 +69,9 @@ class Pools:
     @cached_property
     def _several(self) -> Mask:
         """Where gradients of earlier micro-batches lie in the stream of reductions, (C, 1)."""
-        several = (self.c["accumulation"] > 1)[:, None] & (self.group.pp == 1)
-        return self._reduces & several & (not self.job.profile.accumulates_whole)
+        if self.group.pp > 1 or self.job.profile.accumulates_whole:
+            return NOWHERE
+        return self._reduces & (self.c["accumulation"] > 1)[:, None]
 
     @cached_property
     def _reduced(self) -> Reals:
@@ -82,6 +84,8 @@ class Pools:
     @cached_property
     def reducing(self) -> Reals:
         """The stream of reductions: gradients, and a unit's result that is about to be added to those that stand."""
+        if self._several is NOWHERE:
+            return self._reduced
         parts = np.where(self.shards_gradients, state_shards(self.c)[:, None], 1)
         result = self.job.trainable * self.reduce * self._largest / parts
         return self._reduced + np.where(self._several, result, 0.0)

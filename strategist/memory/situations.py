@@ -12,13 +12,13 @@ behind its last one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from strategist.columns import rows_of, stage_by_stage
 from strategist.records import dataclass
-from strategist.space.candidates import Column, Mask, Reals, code
+from strategist.space.candidates import Candidates, Column, Mask, Reals, code
 from strategist.space.interleaved import interleaved_ahead
 from strategist.space.shares import Group
 
@@ -123,11 +123,19 @@ def one_pass(accumulation: Column) -> Situation:
     )
 
 
+class Pipeline(NamedTuple):
+    """What a schedule reads of a group: candidates that share `pp`, and the numbers of the stages that are looked at, (S,)."""
+
+    candidates: Candidates
+    pp: int
+    stages: Column
+
+
 class Schedule:
     """The passes of every candidate of a group on every stage, (C, S). `turn` is how many micro-batches of one chunk follow each
     other before the next chunk's."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group | Pipeline) -> None:
         c = group.candidates
         self.pp = group.pp
         self.begins: Mask = group.stages[None, :] == 0

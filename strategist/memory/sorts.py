@@ -13,18 +13,27 @@ from typing import Literal
 import numpy as np
 
 from strategist.facts.job import Job
-from strategist.space.candidates import OF_LAYERS, Candidates, Column
-from strategist.space.shares import Group, Sorts, is_managed, is_plain_data_parallel, sorts_by, state_shards
+from strategist.space.candidates import MESH_COLUMNS, OF_LAYERS, Candidates, Column
+from strategist.space.shares import (
+    Group,
+    Sorts,
+    is_managed,
+    is_plain_data_parallel,
+    numbers_of_meshes,
+    sorts_by,
+    state_shards,
+)
 
 Read = Literal["state", "work", "layer", "schedule"]
 """What a formula reads: how the state of the weights is shared and when; how much a rank works on, and how; the same and of the state
 whether gradients are shared and where they rest; where a rank is in its schedule."""
 
-_NOT_OF_WORK = ("mesh", "dp_replicate", "dp_shard", "zero", "offload")
+_NOT_OF_LAYER = ("mesh", "dp_replicate", "dp_shard", "zero")
+_NOT_OF_WORK = (*_NOT_OF_LAYER, "offload")
 NOT_READ: Mapping[Read, tuple[str, ...]] = {
     "state": ("mesh", "dp_replicate", "dp_shard", "cp", "cp_inner", "micro_batch", "recompute", "sequence_parallel", "context_parallel"),
     "work": _NOT_OF_WORK,
-    "layer": _NOT_OF_WORK,
+    "layer": _NOT_OF_LAYER,
     "schedule": (*_NOT_OF_WORK, "cp", "cp_inner", "tp", "ep", "etp", "micro_batch", "recompute", "sequence_parallel", "context_parallel", "tiling"),
 }  # fmt: skip
 """Columns that such formulas do not read, or only in `_sharing`."""
@@ -65,13 +74,18 @@ def _has_sorts(job: Job, group: Group) -> bool:
 
 
 def _sorted(job: Job, group: Group, read: Read, at: Column | None) -> Sorts | None:
-    c = group.candidates
+    c, work = group.candidates, sorts_of(job, group, "work", at) if read == "layer" else None
+    if work is not None:  # of which these are parts
+        number = numbers_of_meshes(group, _sharing(job, group.meshes, read))
+        return sorts_by(group, (work.place, number, "offload"))
     names = [name for name in c.columns if name not in NOT_READ[read]]
-    others = [*_sharing(job, c, read), *([] if at is None else [at])]
+    of_mesh = [name for name in names if name in OF_MESH]
+    names = [name for name in names if name not in OF_MESH]
+    others = [numbers_of_meshes(group, (*of_mesh, *_sharing(job, group.meshes, read))), *([] if at is None else [at])]
     if read == "state" and (at is not None or group.pp == 1):  # passes tell how many micro-batches matter
         names.remove("accumulation")
         others.append(np.minimum(c["accumulation"], MICRO_BATCHES))
-    return sorts_by(group, (*names, *others))
+    return sorts_by(group, (*others, *names))
 
 
 def sorts_of_layers(job: Job, c: Candidates) -> tuple[Column, Column] | None:
@@ -83,8 +97,12 @@ def sorts_of_layers(job: Job, c: Candidates) -> tuple[Column, Column] | None:
     return c.sorts((*(name for name in INSIDE_LAYERS if name in c.columns), 1 * plain))
 
 
+OF_MESH = frozenset((*MESH_COLUMNS, "zero"))
+"""Columns that are those of a mesh and its ZeRO stage."""
+
+
 def _sharing(job: Job, c: Candidates, read: Read) -> tuple[Column, ...]:
-    """What is read of how ranks share state."""
+    """What is read of how ranks share state, which is the same of all candidates of a mesh and ZeRO stage."""
     if read == "schedule":
         return ()
     several = 1 * (c.data_parallel * c["cp"] > 1) + (c["dp_replicate"] > 1)
@@ -93,4 +111,4 @@ def _sharing(job: Job, c: Candidates, read: Read) -> tuple[Column, ...]:
         return several, state_shards(c), *again
     plain = is_plain_data_parallel(job, c)
     wrapped = 3 * several + plain + 1 * is_managed(job, c)
-    return (wrapped, 1 * (c["zero"] >= 2), c["offload"]) if read == "layer" else (wrapped,)
+    return (wrapped, 1 * (c["zero"] >= 2)) if read == "layer" else (wrapped,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from strategist.memory.model_states import shards_state
 from strategist.memory.saved import OURS
 from strategist.memory.situations import NEVER, Situation, SpreadSituation
 from strategist.memory.sorts import NOT_READ, Read, sorts_of
+from strategist.records import cached_property
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import (
     Elements,
@@ -57,7 +58,7 @@ def once_for(read: Read) -> Callable[[Callable[[Any], Any]], cached_property[Any
     def asked(formula: Callable[[Any], Any]) -> cached_property[Any]:
         @wraps(formula)
         def spread(step: Step) -> Any:
-            return step.once(read, formula)
+            return step.once(read, lambda own: formula(own) if own is step else getattr(own, formula.__name__))
 
         return cached_property(spread)
 
@@ -112,31 +113,73 @@ class Step:
         every candidate among those of the situation, where these are others. Elements are those with padding where weights are sharded, `bare` ones those that the gradients of a backward pass have."""
         self.job, self.group, self.at_rest, self.settled = job, group, at_rest, settled
         self.layers, self._situations, self._at = layers, situation, at
-        c = self.c = group.candidates
-        self.bare, self.counts = counts, counts.padded(shards_state(c, 2)[:, None])
+        self.c, self.bare, self.packed = group.candidates, counts, layers.packed
         formats = job.formats
         self.compute, self.reduce, self.stored = (
             BYTES[f] for f in (formats.compute, formats.reduce, formats.parameter)
         )
-        self.piped = group.pp > 1
-        self.plain = is_plain_data_parallel(job, c)[:, None]
-        self.managed = is_managed(job, c)[:, None]
-        self.reshards = shards_state(c, 3)[:, None]
-        self.shards_gradients = shards_state(c, 2)[:, None]
-        several_ranks = (c.data_parallel * c["cp"] > 1) & (not c.in_threads)
-        self.buckets = self.plain & several_ranks[:, None]
-        self.casts = self.compute != self.stored
-        self.shards = state_shards(c)[:, None]
-        self.tied = bool(job.model.tied and not self.piped)
-        self.trained = job.trainable
+        self.piped, self.casts = group.pp > 1, self.compute != self.stored
+        self.tied, self.trained = bool(job.model.tied and not self.piped), job.trainable
         self.ends = 0.0 if job.model.adapters is not None else 1.0 if job.model.frozen else job.trainable
         # of embedding and head: none beside adapters, and where some weights are frozen an end may be one that is trained whole
-        self.packed = layers.packed
-        self.chunks = c["virtual_stages"][:, None]
-        self.has_copies = self.casts and bool(self.plain.any())
-        self.has_apart = job.model.moe is not None and job.profile.keeping.name == OURS and bool((c["ep"] > 1).any())
-        self.apart = self.managed & (c["ep"] > 1)[:, None] if self.has_apart else NOWHERE
         self._of_sorts: dict[Read, tuple[Step, Column] | None] = {}
+
+    @cached_property
+    def counts(self) -> Elements:
+        """Elements with padding where weights are sharded."""
+        return self.bare.padded(self.shards_gradients)
+
+    @cached_property
+    def plain(self) -> Mask:
+        """Where plain data parallelism or nothing runs the model, (C, 1), as all of these are."""
+        return is_plain_data_parallel(self.job, self.c)[:, None]
+
+    @cached_property
+    def managed(self) -> Mask:
+        """Where weights lie in units."""
+        return is_managed(self.job, self.c)[:, None]
+
+    @cached_property
+    def reshards(self) -> Mask:
+        """Where weights are sharded again behind a pass."""
+        return shards_state(self.c, 3)[:, None]
+
+    @cached_property
+    def shards_gradients(self) -> Mask:
+        """Where ranks share gradients."""
+        return shards_state(self.c, 2)[:, None]
+
+    @cached_property
+    def buckets(self) -> Mask:
+        """Where DDP's buckets are."""
+        several_ranks = (self.c.data_parallel * self.c["cp"] > 1) & (not self.c.in_threads)
+        return self.plain & several_ranks[:, None]
+
+    @cached_property
+    def shards(self) -> Column:
+        """Ranks that share the state of the weights."""
+        return state_shards(self.c)[:, None]
+
+    @cached_property
+    def chunks(self) -> Column:
+        """Runs of layers of a rank."""
+        return self.c["virtual_stages"][:, None]
+
+    @cached_property
+    def has_copies(self) -> bool:
+        """Whether autocast makes copies of weights."""
+        return self.casts and bool(self.plain.any())
+
+    @cached_property
+    def has_apart(self) -> bool:
+        """Whether experts are units of their own."""
+        job = self.job
+        return job.model.moe is not None and job.profile.keeping.name == OURS and bool((self.c["ep"] > 1).any())
+
+    @cached_property
+    def apart(self) -> Mask:
+        """Where they are."""
+        return self.managed & (self.c["ep"] > 1)[:, None] if self.has_apart else NOWHERE
 
     @cached_property
     def situation(self) -> Situation:
@@ -188,7 +231,11 @@ class Step:
             return None
         group, firsts = sorts.group, sorts.firsts
         at = firsts if self._at is None else self._at[firsts]
-        return self._of(group, firsts, self._situations, at).unsorted(), sorts.place
+        found = self._of(group, firsts, self._situations, at).unsorted()
+        work = self._alike("work") if read == "layer" else None
+        if work is not None:  # which is the same in several of these
+            found._of_sorts["work"] = work[0], work[1].take(firsts)
+        return found, sorts.place
 
     def among(self, rows: Column, situation: Situation, at: Column) -> Step:
         """Other passes of some of the candidates."""

@@ -9,7 +9,6 @@ torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (pre_backward, post_bac
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from strategist.memory.backward import Rows, is_brought_back, is_kept, is_used_u
 from strategist.memory.instant import LAYERS, Instant, added
 from strategist.memory.saved import Part
 from strategist.memory.step import Step
-from strategist.records import dataclass
+from strategist.records import cached_property, dataclass
 from strategist.space.candidates import Candidates, Column, Mask, Reals
 from strategist.space.shares import layers, state_shards, tokens
 from strategist.space.tiles import largest_CM, matrices_CM, rest_C, slices_CM

@@ -11,7 +11,6 @@ which the second part alone is left. The first stage has no input to give a grad
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from strategist.memory.logits import gradient_bytes_CS, held_logits_CS, loss_byt
 from strategist.memory.saved import Cut
 from strategist.memory.situations import Situation
 from strategist.memory.step import Step
-from strategist.records import dataclass
+from strategist.records import cached_property, dataclass
 from strategist.space.candidates import Column, Mask, Reals, total_of
 from strategist.space.shares import Elements, Group, sequence_cut, tokens
 

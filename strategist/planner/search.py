@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -224,6 +225,7 @@ def search(
     """Everything that is legal, what of it fits, and how long it takes; with `under_seconds` only layouts that may take less;
     with a `pace` as much of it as there is time for. With `bests` nobody asks for more than the best of a family or of several, by
     time: what cannot be that is left out."""
+    _keep_memory()
     log = log or SearchLog()
     job = question_.job
     facts: dict[str, Any] = question(job)
@@ -328,6 +330,18 @@ def _asked_for(question_: Question) -> Iterator[Candidates]:
         for choices in question_.ruled_out:
             kept = kept.where(~np.all([pin.holds(kept) for pin in choices], axis=0))
         yield kept
+
+
+KEPT_BYTES = 2**25 - 2**14
+"""The largest block that glibc learns from, and hardly less."""
+
+
+@cache
+def _keep_memory() -> None:
+    """Have glibc keep what arrays give back: once it was given back such a block, which nobody wrote to, it keeps twice as much at the end
+    of its heap (mallopt(3), M_MMAP_THRESHOLD). It would else return tens of megabytes between two groups of candidates, and every page that
+    comes back is a fault. Others' allocators make nothing of it."""
+    np.empty(KEPT_BYTES, np.uint8)
 
 
 class Judged(NamedTuple):

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from strategist.errors import RuleError
 from strategist.records import dataclass
+from strategist.rulebook.expression import names
 from strategist.rulebook.rows import PLACE
 from strategist.rulebook.rule import Rule, load_families
-from strategist.space.candidates import NOT_ASKED, OF_LAYERS, OPTION_COLUMNS, Candidates, Mask, deepest, distinct
+from strategist.space.candidates import (
+    MESH_COLUMNS,
+    NOT_ASKED,
+    OF_LAYERS,
+    OPTION_COLUMNS,
+    Candidates,
+    Mask,
+    deepest,
+    distinct,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +92,23 @@ def placeholders(template: str) -> tuple[str, ...]:
     return tuple(match[1] for match in PLACE.finditer(template))
 
 
+@cache
+def _read_by_families() -> frozenset[str]:
+    """The choices that tell families apart."""
+    words = frozenset().union(*(names(family.when) for family in load_families()))
+    return words | {"dp_replicate", "dp_shard"} if "dp" in words else words
+
+
 def family_masks(candidates: Candidates, situation: Mapping[str, Any]) -> dict[str, Mask]:
-    """For every family the mask of its members, (C,)."""
-    values = dict(situation) | columns(candidates)
-    size = len(candidates)
-    return {f.name: np.broadcast_to(np.asarray(f.holds(values), dtype=np.bool_), (size,)) for f in load_families()}
+    """For every family the mask of its members, (C,): asked once for layouts that agree in what families read."""
+    of_mesh = frozenset((*MESH_COLUMNS, "zero")) if "mesh" in candidates.columns else frozenset[str]()
+    read = [name for name in candidates.columns if name in _read_by_families() - of_mesh]
+    first, sort = candidates.alike(*read, *(("mesh",) if of_mesh else ()))
+    values, size = dict(situation) | columns(candidates.where(first)), len(first)
+    return {
+        f.name: np.broadcast_to(np.asarray(f.holds(values), dtype=np.bool_), (size,)).take(sort)
+        for f in load_families()
+    }
 
 
 def family_of(masks: Mapping[str, Mask], index: int) -> str:

@@ -6,8 +6,8 @@ table and everything else broadcasts against it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import cache, cached_property
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.parameters import behind_head, outer_parameters, table_width
 from strategist.facts.runs import V_SHAPED, stage_of_head
 from strategist.facts.tables import served_elements
-from strategist.records import dataclass, replace
+from strategist.records import cached_property, dataclass, replace
 from strategist.space.candidates import OF_LAYERS, WORDS, Candidates, Column, Mask, Reals, code, distinct, total_of
 from strategist.space.stages import (
     every_layer_counts,
@@ -226,6 +226,12 @@ def sorts_by(group: Group, columns: Iterable[Column | str]) -> Sorts | None:
     if ALIKE * len(firsts) > len(place):
         return None
     return Sorts(part_of(group, firsts), firsts, place)
+
+
+def numbers_of_meshes(group: Group, columns: Sequence[Column | str]) -> Column:
+    """A number of every candidate, (C,), for what its mesh and ZeRO stage have in some columns of the group's meshes, or in those of some
+    names: a few hundred rows are looked at."""
+    return np.asarray(group.meshes.sorts(columns)[1].take(group.mesh_of))
 
 
 def holds_early_C(c: Candidates) -> Mask:

@@ -12,7 +12,7 @@ from strategist.ask import Given, complete
 from strategist.columns import entries, on_stages_of, stage_by_stage
 from strategist.memory.estimate import least_memory, peak_memory
 from strategist.planner.search import limits_of
-from strategist.space.candidates import distinct, joined
+from strategist.space.candidates import Candidates, distinct, joined
 from strategist.space.enumerate import enumerate_candidates
 from strategist.timing.estimate import step_times
 
@@ -41,6 +41,33 @@ def test_distinct_numbers_stand_where_they_do_first(most: int) -> None:
     assert np.array_equal(first, at)
     assert np.array_equal(place, inverse)
     assert np.array_equal(numbers[first], values)
+
+
+@pytest.mark.parametrize("most", (1, 9, 10**5, 10**17), ids=lambda most: f"up to {most}")
+def test_sorts_of_columns_are_those_of_their_rows(most: int) -> None:
+    """However wide the ranges of three columns are: rows are of one sort if and only if they agree in all, and sorts are in order."""
+    seldom, often = DRAWN.integers(0, most + 1, 4), DRAWN.integers(-most, most + 1, 60)
+    table = np.stack([seldom[DRAWN.integers(0, 4, 60)], often, DRAWN.integers(3, 5, 60)])
+    first, place = Candidates({"pp": table[0]}).sorts(("pp", *table[1:]))
+    rows, at, inverse = np.unique(table, axis=1, return_index=True, return_inverse=True)
+    assert np.array_equal(first, at)
+    assert np.array_equal(place, inverse.ravel())
+    assert np.array_equal(table[:, first], rows)
+
+
+def test_a_column_that_is_left_out_is_zero_and_others_stay() -> None:
+    """In a table, in some of its rows, and in rows of those; what was taken before stays as it was."""
+    table = Candidates({name: DRAWN.integers(1, 9, 20) for name in ("recompute", "tp")})
+    some = table.where(np.arange(0, 20, 2))
+    before = some["recompute"]
+    for own in (table, some):
+        left = own.without("recompute")
+        assert not left["recompute"].any()
+        assert not left.where(np.array([3, 1]))["recompute"].any()
+        assert np.array_equal(left["tp"], own["tp"])
+        assert np.array_equal(left.where(np.array([3, 1]))["tp"], own["tp"][[3, 1]])
+    assert some["recompute"] is before
+    assert before.all()
 
 
 def test_what_is_worked_out_is_given_back_at_once() -> None:

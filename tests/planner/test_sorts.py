@@ -12,9 +12,12 @@ from strategist.memory import early, sorts
 from strategist.memory.estimate import least_memory, peak_memory
 from strategist.memory.situations import Situation
 from strategist.planner.search import limits_of, search
+from strategist.planner.situation import question
+from strategist.rulebook.apply import columns, family_masks
+from strategist.rulebook.rule import load_families
 from strategist.space.candidates import Candidates, Column, joined
 from strategist.space.enumerate import enumerate_candidates
-from strategist.space.shares import Group, groups, holds_early_C
+from strategist.space.shares import groups, holds_early_C
 from strategist.timing import sorts as timing_sorts
 from strategist.timing.estimate import step_times
 from strategist.timing.sorts import sorts_between, sorts_within
@@ -75,6 +78,21 @@ def test_company_changes_no_time(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert np.array_equal(together.step, alone.step)
 
 
+def test_families_that_are_asked_of_sorts_are_those_of_every_layout() -> None:
+    """Whether layouts are numbered by mesh or not."""
+    fields = {**JOBS["interleaved"], "also": "tiling"}
+    job, numbered = layouts(fields)
+    plain = Candidates({name: numbered[name] for name in numbered.columns if name != "mesh"})
+    facts = question(job)
+    values, size = facts | columns(plain), len(plain)
+    expected = {own.name: np.broadcast_to(np.asarray(own.holds(values), np.bool_), size) for own in load_families()}
+    assert sum(mask.any() for mask in expected.values()) > len(expected) // 2
+    for every in (numbered, plain):
+        found = family_masks(every, facts)
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_a_list_changes_no_ledger(name: str) -> None:
@@ -120,15 +138,16 @@ def test_no_pass_that_is_left_out_holds_most(name: str, monkeypatch: pytest.Monk
     assert len(held) > MOST_PASSES
     some, left_out = peak_memory(asked.job, held), []
 
-    def every_pass(group: Group, passes: Situation) -> tuple[Column, ...]:
+    def every_pass(ends: early.Ends, passes: Situation) -> tuple[Column, ...]:
         others = ~(passes.is_last | passes.is_first)
         sorts = (passes.is_last, passes.is_first, others, others & ~passes.stands)
         every = tuple(early._numbers(sort) for sort in sorts)
-        left_out.append(sum(map(len, every)) - sum(map(len, possible(group, passes))))
+        left_out.append(sum(map(len, every)) - sum(map(len, possible(ends, passes))))
         return every
 
     possible = early._possible
     monkeypatch.setattr(early, "_possible", every_pass)
+    monkeypatch.setattr(early, "passes_to_compare", early.passes_to_compare.__wrapped__)
     whole = peak_memory(asked.job, joined([held]))
     assert min(left_out) > 0
     for ours, theirs in ((some.terms[term], whole.terms[term]) for term in whole.terms):
