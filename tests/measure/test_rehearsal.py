@@ -336,7 +336,13 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSALS)
+BY_NIGHT = frozenset(NO_MODELS)
+"""`trace` reads functions of models by the same code, and its tests try all of these every time."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name in BY_NIGHT else name for name in REFUSALS]
+)
 def test_bad_input_is_a_sentence_and_leaves_nothing(folder: Path, name: str) -> None:
     """Each refusal has its code, its exit code and a hint, and there is no file, not even a part of one."""
     assert_refuses(folder, "rehearse", REFUSALS[name], **NO_GPU)

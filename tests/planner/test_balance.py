@@ -74,7 +74,7 @@ def lengths(found: Prediction | Plan) -> list[int]:
         ("pp=2,tp=2,sequence_parallel=1,micro_batch=4", 5, 16, 0.5),
         pytest.param("pp=4,micro_batch=1", 7, 16, 0.5, marks=pytest.mark.nightly),
         pytest.param("pp=2,dp_shard=2,zero=3,micro_batch=2", 9, 16, 0.1, marks=pytest.mark.slow),
-        pytest.param("pp=4,schedule=gpipe,micro_batch=2", 6, 8, 0.35, marks=pytest.mark.slow),
+        pytest.param("pp=4,schedule=gpipe,micro_batch=2", 6, 8, 0.35, marks=pytest.mark.nightly),
     ],
 )
 def test_no_other_split_that_fits_is_sooner_through(words: str, layers: int, batch: int, room: float) -> None:

@@ -180,7 +180,7 @@ def test_a_search_asked_to_look_at_them_finds_no_worse() -> None:
     "more",
     [
         {"pin": "tp=1,cp=1,recompute=by-stage", "forbid": "zero"},
-        {"also": "recompute_by_stage", "forbid": "tp,cp"},
+        pytest.param({"also": "recompute_by_stage", "forbid": "tp,cp"}, marks=pytest.mark.nightly),
         {"also": "recompute_layers", "forbid": "tp,cp,pp"},
         {"pin": "tp=1,cp=1,recompute=by-stage,stage_split=balanced", "forbid": "zero"},
         pytest.param({"also": "balanced_stages", "forbid": "tp,cp"}, marks=pytest.mark.nightly),

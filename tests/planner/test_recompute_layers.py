@@ -85,8 +85,8 @@ def test_some_layers_are_chosen_by_those_alone_who_ask_for_them(word: str, says:
     assert (again.memory.worst, again.time.step_ns) == (plan.memory.worst, plan.time.step_ns)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("word", ["3", pytest.param("every-2", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("word", ["3", "every-2"])
 def test_every_layout_with_some_layers_is_found_and_tried(word: str) -> None:
     """The layouts one at a time are those of the search, and none of them is better than the chosen one."""
     plan: Plan = recommend("llama-3.2-1b", "dgx-h100", pin=f"recompute={word}", certificate=True, **JOB)

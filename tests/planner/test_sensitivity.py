@@ -51,7 +51,9 @@ def chosen(question: Question, policy: Any) -> tuple[str, ...] | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("question", QUESTIONS, ids=str)
+@pytest.mark.parametrize(
+    "question", [SMALL, pytest.param(QUESTIONS[1], marks=pytest.mark.nightly), *QUESTIONS[2:]], ids=str
+)
 def test_the_choice_changes_at_every_turn_and_not_before(question: dict[str, Any]) -> None:
     """At the factor of each turn another layout is chosen than the plan's, one step nearer to 1 it is the plan's; assumptions
     that are called steady leave the choice as it is at both ends."""
