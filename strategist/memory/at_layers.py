@@ -25,7 +25,7 @@ def during_layers(step: Step) -> tuple[Instant, ...]:
     """The instants inside layers, of some of which alone full recompute may run forward again, and of their reduction."""
     is_few = not step.piped and step.group.layers_S.min() <= FEW_LAYERS
     few = (_first_gathered(step),) if is_few else ()
-    return (*_in_layers(step), *among_others(step, _in_layers), _layer_reduced(step), *few)
+    return (*_in_layers(step), *among_others(step, _in_layers), layer_reduced(step), *few)
 
 
 def among_others(step: Step, instants_of: Callable[[Step], Iterable[Instant]]) -> Iterable[Instant]:
@@ -201,7 +201,7 @@ def _still_outside(step: Step, done: Reals, joined: Reals) -> Reals:
     return np.where(step.empties, left, step.outside)
 
 
-def _layer_reduced(step: Step) -> Instant:
+def layer_reduced(step: Step) -> Instant:
     """A layer is reduced while the next one is gathered, if there is one: its gradients and their copy, then the copy, what comes out and the
     gradient that was copied last. In a pipeline it is added to what stands, in the reduce format."""
     behind = step.passed_head

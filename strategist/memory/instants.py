@@ -26,7 +26,7 @@ from strategist.memory.at_forward import (
     gathering,
     under_autocast,
 )
-from strategist.memory.at_layers import during_layers
+from strategist.memory.at_layers import during_layers, layer_reduced
 from strategist.memory.at_loss import during_head, during_loss, head_accumulated, head_reduced
 from strategist.memory.instant import Instant
 from strategist.memory.layers import Layers
@@ -109,6 +109,7 @@ def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, a
         *((casting_beside_passes(forwards),) if job.casts_apart else ()),
         beginning(bodies),
         *during_layers(bodies),
+        *((layer_reduced(heads),) if schedule.has_chunks else ()),
         *(during_experts(bodies) if bodies.has_apart else ()),
         *end_of_pass(bodies),
         *during_reductions(bodies),

@@ -687,6 +687,27 @@ def test_no_pass_of_chunks_in_turn_holds_more_than_those_looked_at(schedule: str
         _assert_same_stages((job, [PLAIN | axes | rest]))
 
 
+@pytest.mark.parametrize("pp", [2, 4])
+def test_the_first_pass_of_all_may_hold_most_when_its_gradients_are_cast(pp: int) -> None:
+    """Of mixtures under ZeRO-2 where every chunk has one turn: nothing stands yet that a layer's gradients could join, so that they lie there
+    beside their copy in the format of what stands, while as much is in flight as ever."""
+    shape = ModelShape(
+        name="late", family="random", kind="decoder", layers=2 * pp, hidden=512, vocab=1000, ffn_hidden=1024, heads=8,
+        kv_heads=8, head_dim=64, moe=Moe(experts=32, top_k=1, ffn=512, layers=pp, first_dense=pp),
+    )  # fmt: skip
+    work = Workload(seq_len=512, global_batch=8, precision="bf16")
+    job = Job(cluster=trimmed("dgx-h100", 8), model=shape, workload=work, profile=find_profile("fsdp2-compiled-loss"))
+    axes = {
+        "pp": pp,
+        "dp_shard": 8 // pp,
+        "zero": 2,
+        "virtual_stages": 2,
+        "schedule": "interleaved",
+        "accumulation": pp,
+    }
+    _assert_same_stages((job, [PLAIN | axes | {"recompute": "selective"}]))
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @NIGHTLY
