@@ -389,12 +389,20 @@ def test_p28_no_number_of_layers_loses_one(head: float) -> None:
             assert len(bounds) == chunks
 
 
-@PROPERTIES.holds(20, dense_shapes(), st.integers(1, 24), st.integers(1, 4), st.sampled_from(("even", "weighted")))
-def test_p28_stages_partition_the_layers(shape: ModelShape, pp: int, virtual_stages: int, split: str) -> None:
+@st.composite
+def pipelines(draw: st.DrawFn) -> tuple[ModelShape, int, int, str]:
+    """A shape, stages, chunks of each, and how layers are split, for which every chunk has a layer."""
+    shape, split = draw(dense_shapes()), draw(st.sampled_from(("even", "weighted")))
+    virtual_stages = draw(st.integers(1, min(4, shape.layers))) if split == "even" else 1
+    return shape, draw(st.integers(1, min(24, shape.layers // virtual_stages))), virtual_stages, split
+
+
+@PROPERTIES.holds(20, pipelines())
+def test_p28_stages_partition_the_layers(pipeline: tuple[ModelShape, int, int, str]) -> None:
     """P28: the chunks of all stages are contiguous, disjoint and cover every layer; the embedding lies on the first
     stage alone and the head on the last alone; chunk sizes differ by at most one, but a weighted split may take layers
     from the last as long as no stage gets heavier than the heaviest of an even split, the head counted."""
-    assume(pp * virtual_stages <= shape.layers and (virtual_stages == 1 or split == "even"))
+    shape, pp, virtual_stages, split = pipeline
     job = Job(cluster=trimmed("dgx-h100", 1), model=shape, workload=Workload(), profile=find_profile())
     stages = stages_of(job, PLAIN | {"pp": pp, "virtual_stages": virtual_stages, "stage_split": split})
     chunks = sorted(chunk for stage in stages for chunk in stage.layers)
