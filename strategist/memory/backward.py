@@ -40,6 +40,7 @@ from strategist.space.shares import (
     ceil_div,
     copies_here,
     crowding,
+    decodes_K,
     is_plain_data_parallel,
     layers,
     matrix_elements,
@@ -248,8 +249,7 @@ def beside_decoder_CK(job: Job, c: Candidates) -> Reals | float:
     """Bytes of the gradient of what the encoder gave, which grows from one layer of the decoder to the next and lies beside each, (C, K)."""
     if not job.model.enc_layers:
         return 0.0
-    decodes = np.array([kind.cross for kind in kinds(job.model)])
-    return residual_C(job, c, whole=False)[:, None] * decodes
+    return residual_C(job, c, whole=False)[:, None] * decodes_K(job.model)
 
 
 def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
@@ -752,8 +752,7 @@ def attention_gradients_CK(job: Job, c: Candidates) -> Reals:
     if not job.model.enc_layers:
         return inputs
     own, across = (attention_gradients_C(job, c, of_targets=True, across=across)[:, None] for across in (False, True))
-    decodes = np.array([kind.cross for kind in kinds(job.model)])
-    return np.where(decodes, np.maximum(own, across), inputs)
+    return np.where(decodes_K(job.model), np.maximum(own, across), inputs)
 
 
 def attention_gradients_C(job: Job, c: Candidates, *, of_targets: bool = False, across: bool = False) -> Reals:

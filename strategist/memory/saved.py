@@ -27,6 +27,7 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import Adapters, LayerKind, Mla, ModelShape, Moe, Ssm
 from strategist.facts.profile import BYTES, Light, act_form_of
 from strategist.records import dataclass, replace
+from strategist.space.shares import target_share
 
 Cut = Literal["sequence", "heads", "whole", "dispatched", "exchanged", "regathered", "summed", "autocast"]
 Part = Literal["mixer", "ffn", "inside", "product", "entry", "rest", "exchanged"]
@@ -117,7 +118,7 @@ def habits_of(job: Job) -> Habits:
         is_frozen=job.adapters,
         is_crowded=crowded,
         is_cast=is_cast,
-        target_share=work.target_share if job.model.enc_layers else 1.0,
+        target_share=target_share(job),
         act_bytes=0.0 if form is None else form.kept_bytes,
     )
 
@@ -155,9 +156,9 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     keeping = habits.keeping
     mixer = _mixer(shape, kind, keeping) if kind.mixer != "none" else ()
     share = habits.target_share if kind.cross else 1.0
-    cross = (
-        (*_attention(shape, keeping, "cross_", 1.0 / share), *_scores(shape, habits, "cross_")) if kind.cross else ()
-    )
+    cross: tuple[Saved, ...] = ()
+    if kind.cross:
+        cross = (*_attention(shape, keeping, "cross_", 1.0 / share), *_scores(shape, habits, "cross_"))
     ffn = _ffn(shape, kind, keeping) if kind.ffn != "none" else ()
     scores = _scores(shape, habits, keys=share) if kind.mixer in ("attention", "sliding", "mla") else ()
     mixed = (row if row.part == "exchanged" else replace(row, part="mixer") for row in (*mixer, *cross, *scores))

@@ -13,14 +13,13 @@ from typing import Literal
 import numpy as np
 
 from strategist.facts.job import Job
-from strategist.space.candidates import MESH_COLUMNS, OF_LAYERS, Candidates, Column
+from strategist.space.candidates import OF_LAYERS, Candidates, Column
 from strategist.space.shares import (
     Group,
     Sorts,
     is_managed,
     is_plain_data_parallel,
-    numbers_of_meshes,
-    sorts_by,
+    sorts_by_meshes,
     state_shards,
 )
 
@@ -75,17 +74,15 @@ def _has_sorts(job: Job, group: Group) -> bool:
 
 def _sorted(job: Job, group: Group, read: Read, at: Column | None) -> Sorts | None:
     c, work = group.candidates, sorts_of(job, group, "work", at) if read == "layer" else None
+    shared = _sharing(job, group.meshes, read)
     if work is not None:  # of which these are parts
-        number = numbers_of_meshes(group, _sharing(job, group.meshes, read))
-        return sorts_by(group, (work.place, number, "offload"))
+        return sorts_by_meshes(group, shared, (work.place, "offload"))
+    columns: list[Column | str] = [] if at is None else [at]
     names = [name for name in c.columns if name not in NOT_READ[read]]
-    of_mesh = [name for name in names if name in OF_MESH]
-    names = [name for name in names if name not in OF_MESH]
-    others = [numbers_of_meshes(group, (*of_mesh, *_sharing(job, group.meshes, read))), *([] if at is None else [at])]
     if read == "state" and (at is not None or group.pp == 1):  # passes tell how many micro-batches matter
         names.remove("accumulation")
-        others.append(np.minimum(c["accumulation"], MICRO_BATCHES))
-    return sorts_by(group, (*others, *names))
+        columns.append(np.minimum(c["accumulation"], MICRO_BATCHES))
+    return sorts_by_meshes(group, shared, (*columns, *names))
 
 
 def sorts_of_layers(job: Job, c: Candidates) -> tuple[Column, Column] | None:
@@ -95,10 +92,6 @@ def sorts_of_layers(job: Job, c: Candidates) -> tuple[Column, Column] | None:
         return None
     plain = is_plain_data_parallel(job, c)
     return c.sorts((*(name for name in INSIDE_LAYERS if name in c.columns), 1 * plain))
-
-
-OF_MESH = frozenset((*MESH_COLUMNS, "zero"))
-"""Columns that are those of a mesh and its ZeRO stage."""
 
 
 def _sharing(job: Job, c: Candidates, read: Read) -> tuple[Column, ...]:

@@ -15,9 +15,9 @@ from strategist.rulebook.expression import names
 from strategist.rulebook.rows import PLACE
 from strategist.rulebook.rule import Rule, load_families
 from strategist.space.candidates import (
-    MESH_COLUMNS,
     NOT_ASKED,
     OF_LAYERS,
+    OF_MESH,
     OPTION_COLUMNS,
     Candidates,
     Mask,
@@ -101,8 +101,8 @@ def _read_by_families() -> frozenset[str]:
 
 def family_masks(candidates: Candidates, situation: Mapping[str, Any]) -> dict[str, Mask]:
     """For every family the mask of its members, (C,): asked once for layouts that agree in what families read."""
-    of_mesh = frozenset((*MESH_COLUMNS, "zero")) if "mesh" in candidates.columns else frozenset[str]()
-    read = [name for name in candidates.columns if name in _read_by_families() - of_mesh]
+    of_mesh = OF_MESH if "mesh" in candidates.columns else ()
+    read = [name for name in candidates.columns if name in _read_by_families().difference(of_mesh)]
     first, sort = candidates.alike(*read, *(("mesh",) if of_mesh else ()))
     values, size = dict(situation) | columns(candidates.where(first)), len(first)
     return {

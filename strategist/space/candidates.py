@@ -13,6 +13,7 @@ from strategist.records import cached_property, dataclass
 
 __all__ = [
     "MESH_COLUMNS",
+    "OF_MESH",
     "OPTION_COLUMNS",
     "WORDS",
     "Candidates",
@@ -27,6 +28,8 @@ __all__ = [
 ]
 
 MESH_COLUMNS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
+OF_MESH = (*MESH_COLUMNS, "zero")
+"""Columns that the number of a mesh (`Candidates.mesh`) says."""
 OPTION_COLUMNS = (
     "zero", "virtual_stages", "schedule", "micro_batch", "accumulation", "sequence_parallel", "context_parallel",
     "recompute", "offload", "tiling", "stage_split",

@@ -14,8 +14,8 @@ from strategist.records import dataclass
 from strategist.space.candidates import (
     ASKED,
     LAYERS_OF,
-    MESH_COLUMNS,
     OF_LAYERS,
+    OF_MESH,
     OF_REPLICAS,
     OF_STAGE,
     OPTION_COLUMNS,
@@ -32,7 +32,7 @@ MAX_MICRO_BATCH = 128
 MAX_VIRTUAL_STAGES = 8
 MIN_TOKENS_PER_CP_RANK = 1024
 TILES = 8
-OF_MESHES, OF_OPTIONS = (*MESH_COLUMNS, "zero"), OPTION_COLUMNS[1:]
+OF_OPTIONS = OPTION_COLUMNS[1:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ def in_blocks(limits: Limits, at_once: int, most: int) -> Iterator[Candidates]:
 
 def _filled(limits: Limits, parts: Sequence[Part], meshes_so_far: int) -> Candidates:
     """All layouts of some groups of meshes, which are numbered from `meshes_so_far` on."""
-    names = (*OF_MESHES, *(("cp_inner",) if limits.splits_cp else ()), *OF_OPTIONS, "mesh")
+    names = (*OF_MESH, *(("cp_inner",) if limits.splits_cp else ()), *OF_OPTIONS, "mesh")
     columns = np.empty((len(names), sum(len(members) * options.shape[1] for members, options in parts)), np.int64)
     rows_so_far = 0
     for members, options in parts:
@@ -250,7 +250,7 @@ def meshes(limits: Limits) -> Iterator[Mesh]:
 def _split_meshes(limits: Limits) -> Iterator[Mesh]:
     """Meshes with the innermost ranks of cp that exchange heads: one alone stands for a ring and an all-to-all over all of cp."""
     for mesh in meshes(limits):
-        cp = mesh[OF_MESHES.index("cp")]
+        cp = mesh[OF_MESH.index("cp")]
         yield from ((*mesh, inner) for inner in divisors(cp) if inner < cp or cp == 1)
 
 
@@ -412,7 +412,7 @@ def _offloads(limits: Limits, mesh: Mesh) -> Sequence[tuple[int, int]]:
 
 
 def _fill(columns: Column, members: list[Mesh], options: Column, first_mesh: int) -> None:
-    """Write the product of some meshes and their options, in the order of OF_MESHES and OF_OPTIONS; meshes are numbered from `first_mesh` on."""
+    """Write the product of some meshes and their options, in the order of OF_MESH and OF_OPTIONS; meshes are numbered from `first_mesh` on."""
     size, choices = len(members[0]), options.shape[1]
     mesh = np.array(members, dtype=np.int64).T
     by_mesh = columns.reshape(len(columns), len(members), choices)

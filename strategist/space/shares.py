@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,18 @@ from strategist.facts.parameters import behind_head, outer_parameters, table_wid
 from strategist.facts.runs import V_SHAPED, stage_of_head
 from strategist.facts.tables import served_elements
 from strategist.records import cached_property, dataclass, replace
-from strategist.space.candidates import OF_LAYERS, WORDS, Candidates, Column, Mask, Reals, code, distinct, total_of
+from strategist.space.candidates import (
+    OF_LAYERS,
+    OF_MESH,
+    WORDS,
+    Candidates,
+    Column,
+    Mask,
+    Reals,
+    code,
+    distinct,
+    total_of,
+)
 from strategist.space.stages import (
     every_layer_counts,
     first_layer_counts,
@@ -228,10 +241,12 @@ def sorts_by(group: Group, columns: Iterable[Column | str]) -> Sorts | None:
     return Sorts(part_of(group, firsts), firsts, place)
 
 
-def numbers_of_meshes(group: Group, columns: Sequence[Column | str]) -> Column:
-    """A number of every candidate, (C,), for what its mesh and ZeRO stage have in some columns of the group's meshes, or in those of some
-    names: a few hundred rows are looked at."""
-    return np.asarray(group.meshes.sorts(columns)[1].take(group.mesh_of))
+def sorts_by_meshes(group: Group, of_meshes: Sequence[Column], columns: Sequence[Column | str]) -> Sorts | None:
+    """The same of candidates that also agree in columns of the group's meshes. What a mesh and its ZeRO stage say, these and names among the
+    `columns`, is one number, which a few hundred rows are looked at for."""
+    are_said = [isinstance(column, str) and column in OF_MESH for column in columns]
+    number = group.meshes.sorts((*compress(columns, are_said), *of_meshes))[1].take(group.mesh_of)
+    return sorts_by(group, (number, *compress(columns, map(not_, are_said))))
 
 
 def holds_early_C(c: Candidates) -> Mask:
@@ -644,12 +659,18 @@ def length_of(job: Job, kind: LayerKind) -> int:
     return job.workload.targets if kind.cross else job.workload.seq_len
 
 
+@cache
+def decodes_K(shape: ModelShape) -> Mask:
+    """Which sorts of layers are those of a decoder behind an encoder, (K,)."""
+    return np.array([kind.cross for kind in kinds(shape)], np.bool_)
+
+
 def of_layers(job: Job, each_C: Reals) -> Reals:
     """An amount that goes with tokens, as every sort of layer has it, (C,) to (C, K), or to (C, 1) where all have as many."""
     share = target_share(job)
     if share == 1.0:
         return each_C[:, None]
-    return each_C[:, None] * np.array([share if kind.cross else 1.0 for kind in kinds(job.model)])
+    return each_C[:, None] * np.where(decodes_K(job.model), share, 1.0)
 
 
 @remembered

@@ -22,14 +22,15 @@ from strategist.facts.routing import called_on
 from strategist.facts.runs import BREADTH_FIRST
 from strategist.facts.tables import ID_BYTES
 from strategist.facts.tensors import ddp_buckets
-from strategist.records import dataclass, replace
-from strategist.space.candidates import Candidates, Column, Reals
+from strategist.records import cached_property, dataclass, replace
+from strategist.space.candidates import Candidates, Column, Mask, Reals
 from strategist.space.deals import tensors_S
 from strategist.space.interleaved import interleaved_rounds
 from strategist.space.shares import (
     Elements,
     Group,
     crowding,
+    decodes_K,
     dense_CK,
     expert_CK,
     expert_shards,
@@ -132,11 +133,15 @@ def traffic_between(job: Job, group: Group, counts: Elements) -> tuple[Traffic, 
     c = group.candidates
     full = counts.padded((c["zero"] >= 2)[:, None])
     return (
-        *_data(job, group, _dense(job, group, full), "shards", "replicas"),
+        *Data(job, group, _dense(job, group, full), "shards", "replicas").traffic(),
         *(_slices_again(job, group) if group.is_tiled else ()),
         *_gathered_in_vain(job, group),
         *(_momentum(job, group) if job.workload.optimizer == "muon" else ()),
-        *(_data(job, group, _experts(job, group, full), "expert_replicas", "expert_replicas") if job.model.moe else ()),
+        *(
+            Data(job, group, _experts(job, group, full), "expert_replicas", "expert_replicas").traffic()
+            if job.model.moe
+            else ()
+        ),
         *(_rows(job, group) if c.serves_tables else ()),
     )
 
@@ -353,7 +358,7 @@ def _tensor_of_two(job: Job, group: Group) -> tuple[Traffic, ...]:
     megatron/model/transformer.py, ParallelAttention: query and key_value of cross-attention are a ColumnParallelLinear each; 23.05). Each of the two has
     an embedding. Full recompute repeats all forward reductions but the last."""
     c = group.candidates
-    decodes = np.array([kind.cross for kind in kinds(job.model)])
+    decodes = decodes_K(job.model)
     (encoder, again), (decoder, decoder_again) = (
         tuple(_passes_CS(group, (own * which).sum(axis=1)) for own in (group.layers_SK, group.redone_SK))
         for which in (~decodes, decodes)
@@ -623,68 +628,110 @@ def _unit_of_layer_CK(job: Job, c: Candidates) -> Reals:
     return dense + np.where((c["ep"] > 1)[:, None], 0.0, experts)
 
 
-def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Place) -> tuple[Traffic, ...]:
-    """Gradients and, under ZeRO, weights (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
+class Data:
+    """What the ranks that share the work on some elements send each other for gradients and, under ZeRO, for weights (Rajbhandari et al. 2020,
+    arXiv 1910.02054, section 7): those `inside` a group that shares state, and `everybody` with the same elements. Columns are (C, 1),
+    elements, bytes and times (C, S)."""
 
-    Replicas: one all-reduce of the gradients (with tp in frameworks whose replicas do not wait, one for every
-    micro-batch). ZeRO-1 adds sending the updated weights (torch's broadcasts them tensor by tensor, InternEvo's rank by rank). fully_shard: weights are
-    gathered for forward and, under ZeRO-3, those of the layers again for backward, but for what is kept until then (`near_turn`; the executor's
-    units: norm and head stay, and the embedding's gradient does not depend on its values); gradients are reduce-scattered for every micro-batch unless a pipeline keeps them;
-    HSDP all-reduces the shards between replicas, once where these wait. Experts that no other rank of a replica has are neither gathered
-    nor scattered. Where weights stay whole under ZeRO-2, updated ones are sent as under ZeRO-1, and every rank keeps its part of gradients that are
-    all-reduced for every micro-batch.
-    """
-    c, formats = group.candidates, job.formats
-    compute, reduce, stored = (BYTES[name] for name in (formats.compute, formats.reduce, formats.parameter))
-    zero, micro = c["zero"][:, None], _micro(group)
-    is_cut = (zero >= 2) & ((inside != "expert_replicas") | (shared.shards[:, None] > 1))
-    stays = (zero == 2) & job.profile.stays_whole
-    is_apart, is_kept = is_cut & ~stays, is_cut & stays
-    weights, one, frozen = shared.all, np.ones_like(shared.all), shared.beside
-    anew = 1.0 - shared.near
-    trained = job.trainable * weights if frozen is None else frozen.trained
-    gathers, once = (rounds * one for rounds in _rounds(group))
-    between = one if job.profile.replicas_wait else once
-    shards, units = shared.shards[:, None], shared.units
-    reduced = units * (job.trainable > 0) if frozen is None else frozen.units
-    first, second = compute * weights, compute * shared.layers
-    if frozen is not None:
-        first, second = first - frozen.spared, second - frozen.spared
-    update: Op = "all_gather" if job.profile.updates == "whole" else "broadcast"
-    early = None if shared.before is None else ahead_of_compute(group, first, second, compute * shared.before)
-    late = early if frozen is None else None
-    sent, reduces = partial(Traffic, "dp"), partial(Traffic, "dp", first_CS=late)
-    alone = np.where(c["tp"][:, None] > 1, between, one)
-    spared = np.where((zero == 3) & (shared.spare > 0), one, 0.0)
-    again, updates = np.where((zero == 3) & is_cut, micro, 0.0) * one, shared.updates * (job.trainable > 0)
-    return (
-        reduces("all_reduce", reduce * trained, np.where(zero < 2, alone, 0.0), everybody, "backward", reduced),
-        *(
-            ()
-            if not is_kept.any()
-            else (reduces("all_reduce", reduce * trained, np.where(is_kept, once, 0.0), inside, "backward", reduced),)
-        ),
-        reduces(
-            update,
-            stored * trained,
-            np.where(((zero == 1) | stays) & (shards > 1), one, 0.0),
-            inside,
-            "nothing",
-            updates,
-        ),
-        sent("all_gather", first, np.where(is_apart, gathers, 0.0), inside, "forward", units, first_CS=early),
-        sent("all_gather", anew * second, again, inside, "backward", anew * shared.layer_units),
-        sent("all_gather", compute * shared.spare, spared, inside, "backward"),
-        reduces("reduce_scatter", reduce * trained, np.where(is_apart, once, 0.0), inside, "backward", reduced),
-        reduces(
-            "all_reduce",
-            reduce * trained / shards,
-            np.where(zero >= 2, between, 0.0),
-            "dp_replicate",
-            "backward",
-            reduced,
-        ),
-    )
+    def __init__(self, job: Job, group: Group, shared: Shared, inside: Place, everybody: Place) -> None:
+        self.job, self.group, self.shared, self.inside, self.everybody = job, group, shared, inside, everybody
+        self.zero, self.shards = group.candidates["zero"][:, None], shared.shards[:, None]
+        self.compute = BYTES[job.formats.compute]
+
+    def traffic(self) -> tuple[Traffic, ...]:
+        """All of it."""
+        return (*self._whole(), *self._in_shards())
+
+    def _whole(self) -> Iterator[Traffic]:
+        """Of weights that every rank has whole. Replicas: one all-reduce of the gradients (with tp in frameworks whose replicas do not wait,
+        one for every micro-batch). ZeRO-1 adds sending the updated weights (torch's broadcasts them tensor by tensor, InternEvo's rank by
+        rank). Where weights stay whole under ZeRO-2, updated ones are sent as under ZeRO-1, and every rank keeps its part of gradients that
+        are all-reduced for every micro-batch."""
+        job, zero = self.job, self.zero
+        alone = np.where(self.group.candidates["tp"][:, None] > 1, self.between, self.one)
+        keeps_part = self.is_cut & self.stays
+        yield self._reduced("all_reduce", np.where(zero < 2, alone, 0.0), self.everybody)
+        if keeps_part.any():
+            yield self._reduced("all_reduce", np.where(keeps_part, self.rounds[1], 0.0), self.inside)
+        update: Op = "all_gather" if job.profile.updates == "whole" else "broadcast"
+        size, pieces = BYTES[job.formats.parameter] * self.trained, self.shared.updates * (job.trainable > 0)
+        times = np.where(((zero == 1) | self.stays) & (self.shards > 1), self.one, 0.0)
+        yield Traffic("dp", update, size, times, self.inside, "nothing", pieces, first_CS=self.late)
+
+    def _in_shards(self) -> Iterator[Traffic]:
+        """Of weights of which every rank has a shard. fully_shard: they are gathered for forward and, under ZeRO-3, those of the layers again
+        for backward, but for what is kept until then (`near_turn`; the executor's units: norm and head stay, and the embedding's gradient
+        does not depend on its values); gradients are reduce-scattered for every micro-batch unless a pipeline keeps them; HSDP all-reduces
+        the shards between replicas, once where these wait."""
+        shared, zero, is_apart = self.shared, self.zero, self.is_cut & ~self.stays
+        (first, second), anew = self.gathered, 1.0 - shared.near
+        gathers, reductions = (np.where(is_apart, rounds, 0.0) for rounds in self.rounds)
+        again = np.where((zero == 3) & self.is_cut, _micro(self.group), 0.0) * self.one
+        spared = np.where((zero == 3) & (shared.spare > 0), self.one, 0.0)
+        sent = partial(Traffic, "dp", "all_gather", place=self.inside)
+        yield sent(first, gathers, behind="forward", pieces_CS=shared.units, first_CS=self.early)
+        yield sent(anew * second, again, behind="backward", pieces_CS=anew * shared.layer_units)
+        yield sent(self.compute * shared.spare, spared, behind="backward")
+        yield self._reduced("reduce_scatter", reductions, self.inside)
+        yield self._reduced("all_reduce", np.where(zero >= 2, self.between, 0.0), "dp_replicate", self.shards)
+
+    def _reduced(self, op: Op, times: Reals, place: Place, parts: Column | int = 1) -> Traffic:
+        """Gradients, or one of so many parts of them, in one collective."""
+        shared, job = self.shared, self.job
+        pieces = shared.units * (job.trainable > 0) if shared.beside is None else shared.beside.units
+        size = BYTES[job.formats.reduce] * self.trained / parts
+        return Traffic("dp", op, size, times, place, "backward", pieces, first_CS=self.late)
+
+    @cached_property
+    def one(self) -> Reals:
+        """Once a step."""
+        return np.ones_like(self.shared.all)
+
+    @cached_property
+    def rounds(self) -> tuple[Reals, Reals]:
+        """How often weights are gathered for forward, and gradients reduced where every micro-batch's are (`_rounds`)."""
+        gathers, once = _rounds(self.group)
+        return gathers * self.one, once * self.one
+
+    @property
+    def between(self) -> Reals:
+        """How often replicas add theirs up."""
+        return self.one if self.job.profile.replicas_wait else self.rounds[1]
+
+    @cached_property
+    def is_cut(self) -> Mask:
+        """Where gradients are. Experts that no other rank of a replica has are neither gathered nor scattered."""
+        return (self.zero >= 2) & ((self.inside != "expert_replicas") | (self.shards > 1))
+
+    @cached_property
+    def stays(self) -> Mask:
+        """Where weights stay whole under ZeRO-2."""
+        return (self.zero == 2) & self.job.profile.stays_whole
+
+    @cached_property
+    def trained(self) -> Reals:
+        """Elements that have gradients."""
+        return self.job.trainable * self.shared.all if self.shared.beside is None else self.shared.beside.trained
+
+    @cached_property
+    def gathered(self) -> tuple[Reals, Reals]:
+        """Bytes of all weights that are gathered, and of those inside the layers."""
+        first, second = self.compute * self.shared.all, self.compute * self.shared.layers
+        if self.shared.beside is None:
+            return first, second
+        return first - self.shared.beside.spared, second - self.shared.beside.spared
+
+    @cached_property
+    def early(self) -> Reals | None:
+        """The share of the weights that is gathered before anything runs beside it, where that is known."""
+        if self.shared.before is None:
+            return None
+        return ahead_of_compute(self.group, *self.gathered, self.compute * self.shared.before)
+
+    @property
+    def late(self) -> Reals | None:
+        """The same of gradients, which come in the other order; beside frozen weights it is not known."""
+        return self.early if self.shared.beside is None else None
 
 
 def ahead_of_compute(group: Group, every: Reals, in_layers: Reals, before: Reals) -> Reals:

@@ -332,7 +332,7 @@ def _filled(job: Job, kind: LayerKind, gpu: Gpu) -> float:
     span = keys_met(job.model, kind, length_of(job, kind))
     if (
         kind.cross
-    ):  # of two kernels each takes (keys + half length) / keys of its time: together as one over the mean of their keys
+    ):  # each of two kernels takes (keys + half length) / keys of its time: together as one over the mean of their keys
         span = (span + job.workload.seq_len) / 2.0
     return span / (span + share("attention_half_length", gpu))
 

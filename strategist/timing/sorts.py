@@ -11,7 +11,7 @@ import numpy as np
 from strategist.facts.job import Job
 from strategist.facts.runs import BREADTH_FIRST
 from strategist.space.candidates import MESH_COLUMNS, Candidates
-from strategist.space.shares import Group, Sorts, holds_early_C, is_managed, numbers_of_meshes, sorts_by, state_shards
+from strategist.space.shares import Group, Sorts, holds_early_C, is_managed, sorts_by, sorts_by_meshes, state_shards
 
 FEW = 2**9
 """Candidates that are worked out sooner than sorted."""
@@ -40,10 +40,8 @@ def sorts_within(job: Job, group: Group) -> Sorts | None:
     once = job.profile.adds_terms == "step"
     reads_shards = (once and (meshes["tp"] > 1)) | (job.model.tied and group.pp > 1)
     shares = np.where(reads_shards & (meshes["zero"] >= 2), state_shards(meshes), 1)
-    of_mesh = [name for name in names if name in MESH_COLUMNS]
     units = () if once else (1 * is_managed(job, meshes),)
-    number = numbers_of_meshes(group, (*of_mesh, meshes.world, shares, *units))
-    return sorts_by(group, (number, *(name for name in names if name not in MESH_COLUMNS)))
+    return sorts_by_meshes(group, (meshes.world, shares, *units), names)
 
 
 def sorts_between(job: Job, group: Group) -> Sorts | None:

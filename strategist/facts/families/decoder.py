@@ -88,16 +88,11 @@ def slides_everywhere(config: Config, shape: ModelShape) -> ModelShape:
     return shape if window is None else replace(shape, window=window, full_every=0)
 
 
-def slides_but_every(config: Config, shape: ModelShape, period: int) -> ModelShape:
-    """The shape with full attention in every `period`-th layer and sliding in the others, unless `layer_types` says."""
+def slides_but_every(config: Config, shape: ModelShape, period: int, place: int = -1) -> ModelShape:
+    """The shape with the window of the file, and with full attention in one layer of every `period`: the last, or that at `place`. A list
+    under `layer_types` wins."""
     windowed = replace(shape, window=window_of(config))
-    return with_layer_types(config, windowed, [(i + 1) % period != 0 for i in range(shape.layers)])
-
-
-def slides_but_first(config: Config, shape: ModelShape, period: int) -> ModelShape:
-    """The same with full attention in the first layer of every `period`."""
-    windowed = replace(shape, window=window_of(config))
-    return with_layer_types(config, windowed, [i % period != 0 for i in range(shape.layers)])
+    return with_layer_types(config, windowed, [i % period != place % period for i in range(shape.layers)])
 
 
 def slides_by_pattern(config: Config, shape: ModelShape) -> ModelShape:

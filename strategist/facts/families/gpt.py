@@ -214,49 +214,34 @@ def _openai_gpt(config: Config) -> ModelShape:
 
 
 def _persimmon(config: Config) -> ModelShape:
-    return _own_keys(
-        config,
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        ffn_hidden=config.integer("intermediate_size", high=MAX_FFN),
-        max_seq=config.integer("max_position_embeddings", high=MAX_TOKENS),
-        qk_norm="head_ln" if config.yes("qk_layernorm") else "",
-        **activation(config, "hidden_act"),
-        **_BIASED,
-    )
+    own = {"qk_norm": "head_ln" if config.yes("qk_layernorm") else ""}
+    return _biased(config, ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"), "hidden_act", **own)  # fmt: skip
 
 
 def _xglm(config: Config) -> ModelShape:
     """XGLM: sines of positions, computed."""
     config.only("add_cross_attention", False)
-    return _own_keys(
-        config,
-        "d_model",
-        "num_layers",
-        "attention_heads",
-        ffn_hidden=config.integer("ffn_dim", high=MAX_FFN),
-        pos="sincos-fixed",
-        max_seq=config.integer("max_position_embeddings", high=MAX_TOKENS),
-        **activation(config, "activation_function"),
-        **_BIASED,
-    )
+    return _biased(config, ("d_model", "num_layers", "attention_heads", "ffn_dim"), "activation_function", pos="sincos-fixed")  # fmt: skip
 
 
 def _biogpt(config: Config) -> ModelShape:
-    rows = config.integer("max_position_embeddings", high=MAX_TOKENS)
-    return _own_keys(
-        config,
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        ffn_hidden=config.integer("intermediate_size", high=MAX_FFN),
-        pos="learned",
-        pos_rows=rows + 2,  # the table starts two rows late
-        max_seq=rows,
-        **activation(config, "hidden_act"),
+    """BioGPT: learned positions, whose table starts two rows late."""
+    names = "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"
+    shape = _biased(config, names, "hidden_act", pos="learned")
+    return replace(shape, pos_rows=shape.max_seq + 2)
+
+
+def _biased(config: Config, names: tuple[str, str, str, str], act: str, **facts: Any) -> ModelShape:
+    """Layers with biases everywhere, whose width, number, heads and feed-forward width have these names; the last must be said."""
+    width, layers, heads, ffn = names
+    positions = config.integer("max_position_embeddings", high=MAX_TOKENS)
+    facts |= {
+        "ffn_hidden": config.integer(ffn, high=MAX_FFN),
+        "max_seq": positions,
+        **activation(config, act),
         **_BIASED,
-    )
+    }
+    return _own_keys(config, width, layers, heads, **facts)
 
 
 FAMILY = Family(

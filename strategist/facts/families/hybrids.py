@@ -25,11 +25,8 @@ from strategist.records import replace
 def _mixed(shape: ModelShape, ssm: Ssm, moe: Moe | None, kinds: Sequence[LayerKind]) -> ModelShape:
     """The shape stacking exactly these layers."""
     mixers, ffns = [kind.mixer for kind in kinds], [kind.ffn for kind in kinds]
-    attention, with_experts, mlp = (
-        mixers.count("attention") + mixers.count("mla"),
-        ffns.count("moe"),
-        ffns.count("dense"),
-    )
+    attention = mixers.count("attention") + mixers.count("mla")
+    with_experts, mlp = ffns.count("moe"), ffns.count("dense")
     linear = mixers.count(ssm.kind)
     mix = Mix(attention=attention, linear=linear, mlp=mlp, moe=with_experts, norms=attention + linear + with_experts + mlp)  # fmt: skip
     placed = replace(moe, layers=with_experts) if moe is not None and with_experts else None
@@ -314,10 +311,8 @@ def _kimi_linear(config: Config) -> ModelShape:
     config.only("moe_layer_freq", 1)
     config.only("attention_bias", False)
     config.only("num_nextn_predict_layers", 0)
-    untied = _with_positions(config).saying(
-        tie_word_embeddings=False
-    )  # its class shares no table, whatever the file says
-    shape = with_latent_attention(untied)
+    # its class shares no table, whatever the file says
+    shape = with_latent_attention(_with_positions(config).saying(tie_word_embeddings=False))
     ssm = Ssm(
         kind="kimi-delta",
         heads=linear.integer("num_heads" if inside else "linear_num_heads", high=MAX_HEADS),

@@ -8,7 +8,6 @@ from strategist.facts.families.decoder import (
     activation,
     decoder,
     slides_but_every,
-    slides_but_first,
     slides_by_pattern,
     slides_everywhere,
     window_of,
@@ -127,7 +126,7 @@ def _starcoder2(config: Config) -> ModelShape:
 
 def _cwm(config: Config) -> ModelShape:
     """CWM: the first of every four layers attends to everything."""
-    return slides_but_first(config, _llama(config), 4)
+    return slides_but_every(config, _llama(config), 4, 0)
 
 
 def _hyperclovax(config: Config) -> ModelShape:
@@ -159,7 +158,7 @@ def _nanochat(config: Config) -> ModelShape:
 
 def _granite_swa(config: Config) -> ModelShape:
     """Granite's layers with a sink per head; the first of every four attends to everything."""
-    return slides_but_first(config, replace(_llama(config), attn_sinks=True), 4)
+    return slides_but_every(config, replace(_llama(config), attn_sinks=True), 4, 0)
 
 
 FAMILY = Family(

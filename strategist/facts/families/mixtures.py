@@ -18,7 +18,6 @@ from strategist.facts.families.decoder import (
     experts_beside_shared,
     first_dense,
     slides_but_every,
-    slides_but_first,
     slides_by_pattern,
     slides_everywhere,
     window_of,
@@ -232,7 +231,7 @@ def _mimo_experts(config: Config, layers: int) -> list[bool]:
 def _granite_moe_swa(config: Config) -> ModelShape:
     """Granite's mixtures with a sink per head; the first of every four layers attends to everything."""
     shape = _granite_moe(config)
-    return slides_but_first(config, replace(shape, attn_sinks=True), 4)
+    return slides_but_every(config, replace(shape, attn_sinks=True), 4, 0)
 
 
 def _afmoe(config: Config) -> ModelShape:
