@@ -288,8 +288,9 @@ class Step:
 
     def experts_before(self) -> tuple[Reals, Reals, Reals]:
         """At each layer with experts that is looked at: those of its sort that are through, all layers that are, and what they kept."""
-        own = counted(np.array((0, 1, -2, -1))[:, None, None, None], np.maximum(self.experts_of_chunk, 1.0))
-        return own, own, own * self.layers.kept_with_experts
+        every = np.maximum(self.experts_of_chunk, 1.0)
+        own = counted(np.array((0, 1, -2, -1))[:, None, None, None], every)
+        return own, own, self.layers.let_go_with_experts(own, every)
 
     def kept_by_last(self, number: float) -> Reals:
         """What the last layers of a chunk keep, one or two of them."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from math import ceil, inf
+from statistics import fmean
 
 from strategist.catalog import rows
 from strategist.facts.job import Job
@@ -1315,9 +1316,8 @@ class Stage:
             return (self.beside if place <= those - 0.5 else self.bald) if mixed else self.D
 
         if mixed:
-            mine = [own for own in self.kinds if own.ffn == "moe"]
             first, rest = min(before, those), max(before - those, 0.0)
-            of_experts = self._rows(mine[0], _kept) if mine else 0.0
+            of_experts = self._kept_with_experts() if those else 0.0
             others = max(0.0, self.every / self.v - those * of_experts) / max(1.0, len(self.kinds) / self.v - those)
             let_go = first * of_experts + rest * others
             passed = first * (self.beside + self.X) + rest * self.bald
@@ -1416,7 +1416,7 @@ class Stage:
         the latter is entered, gathered twice."""
         those = sum(own.ffn == "moe" for own in self.kinds)
         dense = len(self.kinds) - those
-        of_experts = self._rows(self._mixture(), _kept) if those else 0.0
+        of_experts = self._kept_with_experts() if those else 0.0
         if self.zero == 3 and self.w.experts:
             done = self.through + those * (self.beside + self.X)
             units = 2 * self.c * self.bald + self.q * self.r * self.beside
@@ -1453,6 +1453,10 @@ class Stage:
     def _mixture(self) -> LayerKind:
         """The sort of layer with experts."""
         return max(set(self.mine), key=lambda kind: self._elements(kind, lambda name: name.startswith("expert")))
+
+    def _kept_with_experts(self) -> float:
+        """What a layer with experts keeps, on average of those that are looked at."""
+        return fmean([self._rows(kind, _kept) for kind in self.mine if kind.ffn == "moe"])
 
     def _sent(self) -> float:
         """Bytes of the tokens' copies that a rank sends to experts."""
@@ -1534,7 +1538,8 @@ class Stage:
         own = max(max(those, 1.0) + number, 0.0) if number < 0 else min(number, max(those, 1.0) - 1)
         before = float(self.places[int(own)]) if self.is_partly else own
         passed, behind = before * (self.beside + self.X), self.through
-        left = self.inside - own * self._rows(self._mixture(), _kept)
+        kept = self._rows(self._mixture(), _kept)
+        left = self.inside - own / max(those - 1, 1) * (max(those, 1.0) * self._kept_with_experts() - kept)
         left -= self._others_let_go(int(own))
         above = self.q * self.r * (self.beside if before else behind) if self.reduces else 0.0
         at_end = self.early if self.piped and before >= count - 1 else 0.0
