@@ -385,6 +385,7 @@ def test_the_report_shows_what_the_document_holds() -> None:
     assert text.index("assumed A1") < text.index("least") < text.index("fastest") < text.index("looked at")
 
 
+@pytest.mark.slow
 def test_sizes_that_end_no_earlier_than_fewer_devices_are_counted_and_not_listed() -> None:
     """The short report has a line for each kind's devices that fewer of them do not outrun, and says how many it leaves out."""
     words = (
