@@ -254,7 +254,7 @@ def test_refuse_raises_the_first_and_carries_the_rest() -> None:
         ({"moe": Moe(experts=8, top_k=2, ffn=64, layers=2, router_bias=True)}, "moe.router_bias = True"),
         ({"moe": Moe(experts=8, top_k=9, ffn=64, layers=2)}, "9 of 8 experts"),
         ({"moe": Moe(experts=8, top_k=2, ffn=64, layers=1), "ffn_hidden": 0}, "ffn_hidden = 0"),
-        ({"family": "gpt_neox"}, "side by side"),
+        ({"parallel_block": True}, "side by side"),
         ({"family": "olmo2"}, "norms behind"),
         ({"norms_per_layer": 4}, "norms_per_layer = 4"),
         ({"norm": "batchnorm"}, "norm = batchnorm"),
