@@ -94,6 +94,7 @@ def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: P
         (
             {
                 "task": "qlora",
+                "framework": "LitGPT",
                 "step_time_s": "",
                 "tokens_per_s_per_gpu": "",
                 "peak_mem_gb": "9",
@@ -347,3 +348,25 @@ def test_a_row_names_how_tokens_get_to_experts(detail: str, expected: tuple[bool
     (one,) = judge([{**RUN, "framework": "Megatron-Core", "sharding_detail": detail}])
     profile = one.job.profile
     assert (profile.merges_copies, profile.dispatches_fp8, "experts" in profile.hides) == expected
+
+
+def test_a_run_of_four_bits_that_went_out_of_memory_gets_a_verdict() -> None:
+    """Nothing but OOM is stated of it, which is what its peak is compared with; Llama-2-70B in four bits is too large for 24 GB and not for 80."""
+    cells = {
+        "task": "qlora",
+        "framework": "HF Trainer",
+        "model": "llama-2-70b",
+        "gpus_total": "1",
+        "dp": "1",
+        "zero_class": "",
+        "oom": "1",
+    }
+    cells |= {
+        "global_batch_seqs": "1",
+        "seq_len": "2048",
+        "step_time_s": "",
+        "sharding_detail": "LoRA rank 16 on q_proj, v_proj",
+    }
+    small, large = (judge([{**RUN, **cells, "hardware": card}])[0] for card in ("rtx-4090", "h100-sxm-80gb"))
+    assert small.case is not None and small.case.measured.is_oom
+    assert large.fits and not small.fits
