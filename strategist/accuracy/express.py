@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -623,6 +624,10 @@ def _measured(run: Run, machines: Machines, batch: int) -> Measured:
         )
     if step is None and by_rate is not None:
         step = by_rate[0]
+    if step is not None and not 0.0 < step < math.inf:
+        raise Unexpressed(f"the row contradicts itself: its step takes {step:.0f} s")
+    if step is not None and is_oom:
+        raise Unexpressed(f"the row contradicts itself: it went out of memory, and its step takes {step:.3g} s")
     peak = number(run, "peak_mem_gb")
     if step is None and peak is None and not is_oom:
         has_rate = any(number(run, name) for name in ("tflops_per_gpu", "mfu") if run.get(name, ""))
