@@ -69,6 +69,8 @@ _LONGEST = re.compile(r"longest example (\d+) tokens")
 _ENGINE = re.compile(r"\bTE\b|\bTransformer Engine\b")
 """Transformer Engine's modules, named among the techniques of a run or beside its framework."""
 _FUSED_UPDATE = re.compile(r"\bfused adamw?\b", re.IGNORECASE)
+_BEFORE_WIDENED = re.compile(r"\btorch (?:1\.\d+|2\.[0-2])\b", re.IGNORECASE)
+"""Releases of torch from before peft 0.11 of May 2024, which makes adapters in float32."""
 _TRAINER = re.compile(r"\btrainer\b|sfttrainer|\btrl\b|llama-?factory", re.IGNORECASE)
 """Hugging Face's trainer and those that are made of it."""
 _OWN_UPDATE = re.compile(r"fused|apex|cpu|paged|8[ _-]?bit|backward|adafactor|_hf\b")
@@ -308,6 +310,8 @@ def _profile(run: Run, machines: Machines) -> Profile:
     profile = replace(profile, update_kernels=kernels_of_update, update_copies=copies)
     if not _LIBRARY.search(said) or _OWN_MODULES.search(said):
         profile = replace(profile, kernels=replace(profile.kernels, modules=""))
+    if _BEFORE_WIDENED.search(said):
+        profile = replace(profile, kernels=replace(profile.kernels, adapts="apart"))
     return with_habits(
         profile,
         kernels=kernels,

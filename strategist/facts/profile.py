@@ -39,8 +39,8 @@ class Formats:
     master: str
 
 
-Adapts = Literal["joint", "compiled", "apart"]
-"""One product that scales and adds; a kernel for both behind it; operations of torch, dropout among them."""
+Adapts = Literal["joint", "compiled", "apart", "widened"]
+"""One product that scales and adds; a kernel for both behind it; operations of torch, dropout among them; the same in float32 where weights are not quantised."""
 Unpacks = Literal["nf4", "gptq"]
 """bitsandbytes' kernel, in either pass; AutoGPTQ's operations of torch, whose result backward reads."""
 
@@ -322,7 +322,10 @@ def with_habits(
     ):  # nothing is computed again in backward then
         keeping = find_keeping("eager")
     found = profile.kernels if kernels is None else find_kernels(kernels)
-    found = replace(found, unpacks=unpacks)
+    own = (
+        profile.kernels.adapts if kernels == "fused" else found.adapts
+    )  # kernels of norms and activations leave adapters as they are
+    found = replace(found, unpacks=unpacks, adapts=own)
     return replace(
         profile,
         kernels=found if cast_bytes is None else replace(found, cast_bytes=cast_bytes),
