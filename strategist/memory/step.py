@@ -282,9 +282,13 @@ class Step:
         return counted(number, np.maximum(self.layers_of_chunk, 1.0))
 
     def let_go(self, passed: Reals, kept: Reals) -> Reals:
-        """What `passed` layers have kept, where the layer at work keeps `kept`: their share of the others, whatever their sort."""
+        """What `passed` layers have kept, where the layer at work keeps `kept`: their share of the others, whatever their sort; less than nothing where
+        they keep the input that they were computed again from, and its gradient."""
         share = passed / np.maximum(np.maximum(self.layers_of_chunk, 1.0) - 1.0, 1.0)
-        return np.asarray(share * (self.layers.every / self.chunks - kept))
+        found = np.asarray(share * (self.layers.every / self.chunks - kept))
+        if not self.job.profile.holds_passed or self.job.recompute_layers:
+            return found
+        return np.where(self.c.is_word("recompute", "full")[:, None], -passed * self.stream, found)
 
     def experts_before(self) -> tuple[Reals, Reals, Reals]:
         """At each layer with experts that is looked at: those of its sort that are through, all layers that are, and what they kept."""

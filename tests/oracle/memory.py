@@ -567,8 +567,11 @@ class Stage:
         return before, own / max(count - 1, 1), before >= every - 1
 
     def _let_go(self, number: int, kept: float) -> float:
-        """What layers that are through kept: those of the other policy, and a share of one's own but for the layer at work."""
-        share = self._behind(number)[1]
+        """What layers that are through kept: those of the other policy, and a share of one's own but for the layer at work. Where they hold on to the
+        input that they were computed again from, they let go of nothing, and its gradient is there as well."""
+        before, share, _ = self._behind(number)
+        if self.job.profile.holds_passed and not self.job.recompute_layers and self.a["recompute"] == "full":
+            return -before * self.stream
         return share * (self.of_mine / self.v - kept) + self._others_let_go(number)
 
     def _others_let_go(self, number: int) -> float:
@@ -709,7 +712,8 @@ class Stage:
         sums = not once and not self.units and self.a["sequence_parallel"] and self.begins
         twice = self.q * self.s * shape.hidden * shape.pos_rows if sums and shape.pos == "learned" else 0.0
         own = self.sharded.all if self.zero >= 1 else self.bare.all
-        roots = self.job.profile.update_copies * self.q * self.s * own
+        here = self.job.workload.optimizer == "adamw" and self.a["offload"] == "none"
+        roots = self.job.profile.update_copies * self.q * self.s * own if here else 0.0
         if not roots and self.job.profile.has_units and self.job.workload.optimizer == "adamw8bit":
             roots = DECODED_BYTES * min(own, DECODED_AT_ONCE) if self.a["offload"] == "none" else 0.0
         if self.job.workload.optimizer == "muon":  # matrices are turned once what the ends exchange is gone

@@ -297,12 +297,27 @@ def test_adapters_in_single_operations_move_their_input_twice_and_their_result_s
         times = timed(replace(asked, profile=replace(asked.profile, kernels=kernels)), "dp=16,mbs=1")
         return seconds(times, "elementwise")
 
-    joint, compiled, apart = (moved(adapts) for adapts in get_args(Adapts))
+    joint, compiled, apart, widened = (moved(adapts) for adapts in get_args(Adapts))
     numbers = 4 * 4096 * 32  # of one width, in a step of four micro-batches through all layers
     inputs, outputs = numbers * (4096 + 14336), numbers * (4096 + 4096)
     rate = memory_Bps(asked.cluster.slowest.gpu) / 2
     assert (compiled - joint) * rate == pytest.approx(4 * outputs, rel=1e-3)
     assert (apart - joint) * rate == pytest.approx(5 * inputs + 6 * outputs, rel=1e-3)
+    assert (widened - apart) * rate == pytest.approx(16 * inputs, rel=1e-3)
+
+
+def test_adapters_in_float32_widen_no_input_that_is_wide_or_of_quantised_matrices() -> None:
+    """In float32 there is nothing to cast, and bitsandbytes' layers take the input as autocast has it (huggingface/peft: src/peft/tuners/lora/bnb.py)."""
+    for method, precision, is_slower in (("lora", "bf16", True), ("lora", "fp32", False), ("qlora", "bf16", False)):
+        shape = with_adapters(load_model("llama-3.1-8b"), method, 16, ("q", "v"))
+        work = Workload(seq_len=4096, global_batch=64, precision=precision)
+        asked = as_trained(job(find_profile("hf-trainer"), model=shape, workload=work))
+        kernels = (replace(asked.profile.kernels, adapts=word) for word in ("apart", "widened"))
+        apart, widened = (
+            seconds(timed(replace(asked, profile=replace(asked.profile, kernels=own)), "dp=16,mbs=1"), "elementwise")
+            for own in kernels
+        )
+        assert (widened > apart) is is_slower
 
 
 def test_updates_of_lamb_and_single_operations_move_more() -> None:
