@@ -34,6 +34,7 @@ from strategist.planner.check import faults
 from strategist.planner.kinds import UNEVEN, is_mixed
 from strategist.planner.search import FRONTEND, Found, Pace, Question, SearchLog, Use, legality, search
 from strategist.planner.situation import describe, near_thresholds
+from strategist.planner.weigh import shortfall
 from strategist.planner.write import (
     economics,
     memory_ledger,
@@ -104,7 +105,7 @@ def recommend(
     if not len(found.fitting):
         from strategist.planner.why_not import explain_failure  # only failures pay for it
 
-        raise explain_failure(found)
+        raise explain_failure(found, request)
     situation = describe(found.question.job, "recompute" not in question.forbids)
     by_rules, by_time = _by_rules(found, situation), _by_time(found)
     chosen, other = (by_rules, by_time) if request.policy == "hf" else (by_time, by_rules)
@@ -439,10 +440,9 @@ def _memory_refusal(found: Found) -> tuple[Refusal, ...]:
     if not len(dropped):
         return ()
     (nearest,) = found.weights.leanest(dropped)
-    size = int(found.weights.device[nearest])
-    over = size - found.question.job.usable_bytes
-    words = f"over by {format_gib(over)}" if over > 0 else "host memory or disk is too small for what is offloaded"
-    text = f"{format_gib(size)} of {format_gib(found.question.job.usable_bytes)} usable: {words}."
+    job, size = found.question.job, int(found.weights.device[nearest])
+    words = shortfall(job, size, int(found.weights.host[nearest]))
+    text = f"{format_gib(size)} of {format_gib(job.usable_bytes)} usable: {words}."
     return (Refusal(rule="memory", count=len(dropped), sentence=text, example=layout(found.legal.row(nearest))),)
 
 
@@ -491,12 +491,7 @@ def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
         without, found.weights.leanest(*(np.flatnonzero(masks[name]) for name in without)), strict=True
     ):
         size = int(found.weights.device[row])
-        over = size - found.question.job.usable_bytes
-        words = (
-            f"does not fit: over by {format_gib(over)}"
-            if over > 0
-            else "does not fit: host memory or disk is too small"
-        )
+        words = shortfall(found.question.job, size, int(found.weights.host[row]))
         missed.append(
             Alternative(
                 family=name,
@@ -505,7 +500,7 @@ def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
                 step_s=None,
                 peak_bytes=size,
                 relative_time=None,
-                sentence=words,
+                sentence=f"does not fit: {words}",
             )
         )
     missed.sort(key=lambda a: (a.peak_bytes, a.family))
