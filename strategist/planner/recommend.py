@@ -204,8 +204,9 @@ def _with_uneven(
     job, row = own_job(found.question.job, split.candidate), split.candidate.row(0)
     time = time_ledger(job, split.times, 0)
     memory = memory_ledger(*split.tightest)
-    own = replace(found, candidates=split.candidate, times=split.times)
-    family = family_of(family_masks(split.candidate, describe_for_rules(job)), 0)
+    families = family_masks(split.candidate, describe_for_rules(job))
+    own = replace(found, candidates=split.candidate, times=split.times, families=families)
+    family = family_of(families, 0)
     even = _fitting_alternative(found, chosen.family, chosen.row, time.step.value)
     others = (_compared(each, time.step.value) for each in _alternatives(found, chosen, top))
     return replace(
@@ -511,7 +512,7 @@ def _hints(
     found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], chosen: Choice, memory: MemoryLedger
 ) -> tuple[Hint, ...]:
     """Advice rules that fire for the chosen layout, whose stages hold so much, thresholds that are near, and what lies within known errors."""
-    shares = _shares(found, chosen.row) | _table_share(found) | _logits_share(memory.worst)
+    shares = _shares(found, chosen.row) | _rivals(found, chosen.row) | _table_share(found) | _logits_share(memory.worst)
     placed = tensor_parallel_links(found, chosen.row)
     values = {UNEVEN: 0, "loss": 0} | dict(situation) | _coded(found, chosen.row) | shares | placed
     advice = tuple(
@@ -557,6 +558,16 @@ def _shares(found: Found, row: int) -> dict[str, float]:
     shares = {f"{name}_share": 100.0 * float(found.times.exposed[name][row]) / step for name in names}
     ddp = _ddp_share(found, row) if found.candidates.in_threads else {}
     return shares | ddp | {"dp": int(found.candidates.data_parallel[row])}
+
+
+def _rivals(found: Found, row: int) -> dict[str, float]:
+    """What the best layouts take that advice would send people to, over what a layout takes; 0 where none of them fits."""
+    cp, ddp = (found.best_of(mask) for mask in (found.candidates["cp"] > 1, found.families["ddp"]))
+    step = found.times.step / found.times.step[row]
+    ratios = {
+        name: 0.0 if rival is None else float(step[rival]) for name, rival in (("cp_ratio", cp), ("ddp_ratio", ddp))
+    }
+    return ratios | {"other_cp": 1 if cp is None else int(found.candidates["cp"][cp])}
 
 
 def _logits_share(fullest: StageMemory) -> dict[str, float]:
