@@ -12,6 +12,7 @@ from strategist.document.sizing import Largest, Machines, Sizing
 from strategist.errors import InputError
 from strategist.facts.model import ModelShape
 from strategist.facts.resolved import Assumption, said_to_plan
+from strategist.facts.sizes import named_sizes
 from strategist.facts.workload import MAX_SEQ_LEN
 from strategist.planner.kinds import UNEVEN
 from strategist.planner.largest import What, largest
@@ -188,7 +189,7 @@ def largest_that_fits(given: Given, what: What) -> Largest:
         "model-size": TWO_DIGITS,
         "micro-batch": divisors(batch),
     }
-    found = largest(what, ladders[what], ask, is_ordered=what != "micro-batch")
+    found = largest(what, ladders[what], ask, is_ordered=what != "micro-batch", named=named_sizes())
     unsaid = {"seq-len": "sequence length", "model-size": "model"}.get(what)
     said_of = tuple(a for a in asked.assumptions if a.what != unsaid)
     return replace(found, positions=_positions(model) if what == "seq-len" else None, assumptions=said_of)

@@ -99,8 +99,15 @@ class Node:
 
 
 def with_gpus(node: Node, gpus: int) -> Node:
-    """The node with fewer of its devices."""
-    return replace(node, gpus=gpus, fast_domain=min(node.fast_domain, gpus))
+    """The node with its first `gpus` devices and what joins them: in a mesh each keeps its links to those that are left."""
+    left = {f"gpu{i}" for i in range(gpus)}
+    links = tuple(
+        link for link in node.links if all(end in left or not end.startswith("gpu") for end in (link.a, link.b))
+    )
+    peers = (gpus - 1) / (node.gpus - 1) if node.topology.endswith("-mesh") and node.gpus > 1 else 1.0
+    return replace(
+        node, gpus=gpus, fast_domain=min(node.fast_domain, gpus), intra_Bps=node.intra_Bps * peers, links=links
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import numpy as np
 from strategist.facts.job import Job
 from strategist.memory.estimate import least_memory, peak_memory
 from strategist.space.candidates import Candidates, Column, Mask
+from strategist.units import format_gib
 
 FEW = 2**11
 """Rows that are weighed sooner than bounded."""
@@ -93,6 +94,16 @@ def fits(job: Job, candidates: Candidates, device: Column, host: Column) -> Mask
     has_drives = job.cluster.without_drive is None
     on_disk = np.full(len(candidates), True) if has_drives else ~candidates.is_word("offload", "nvme")
     return on_device & on_host & on_disk
+
+
+def shortfall(job: Job, device: int, host: int) -> str:
+    """What a layout that does not fit, with so many bytes of a device and of its host, lacks, in words."""
+    if device > job.usable_bytes:
+        return f"over by {format_gib(device - job.usable_bytes)}"
+    room, bare = host_bytes_per_device(job), job.cluster.without_drive
+    if host > room or bare is None:
+        return f"offloading takes {format_gib(host)} of host memory per device, and {format_gib(room)} are free for it"
+    return f"no drive of {bare.name} is known"
 
 
 def host_bytes_per_device(job: Job) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from strategist.catalog import rows
+from strategist.document.plan import Request
 from strategist.errors import ImpossibleError, InternalError, NoPlanError
 from strategist.facts.adapters import QUANTISED_BYTES, as_trained
 from strategist.facts.hardware import NodeGroup
@@ -16,10 +17,12 @@ from strategist.facts.job import Job
 from strategist.facts.network import uplink_Bps
 from strategist.facts.parameters import count
 from strategist.facts.profile import BYTES
+from strategist.planner.contradiction import contradiction
+from strategist.planner.fewer import nodes_in_words
 from strategist.planner.recommend import without_frontend
 from strategist.planner.search import Found, Question, legality, limits_of, search
 from strategist.planner.situation import describe, question
-from strategist.planner.weigh import host_bytes_per_device
+from strategist.planner.weigh import host_bytes_per_device, shortfall
 from strategist.records import replace
 from strategist.rulebook.apply import Refused, fired, forbid, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
@@ -27,7 +30,7 @@ from strategist.rulebook.vocabulary import WORDS
 from strategist.space.candidates import code
 from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
-from strategist.units import counted, format_count, format_gib
+from strategist.units import format_count, format_gib
 
 MAX_FIXES = 4
 MOST_TRIED = 2**23
@@ -35,45 +38,28 @@ MOST_TRIED = 2**23
 Explained = ImpossibleError
 
 
-def explain_failure(found: Found) -> Explained:
+def explain_failure(found: Found, request: Request) -> Explained:
     """The error for a search that found nothing."""
     if not found.enumerated:
         return _nothing_enumerated(found.question)
     if found.unsaid is not None and not len(found.legal):
-        return _nothing_sayable(found)
+        return _nothing_sayable(found, request)
     if not len(found.legal):
         return _nothing_legal(found)
-    return _nothing_fits(found)
+    return _nothing_fits(found, request)
 
 
 def _nothing_enumerated(asked: Question) -> Explained:
     """Pins and forbidden techniques leave no way to use all ranks."""
-    limits, pins = limits_of(asked), asked.pins
-    for pin in pins:
+    limits = limits_of(asked)
+    for pin in asked.pins:
         if pin.key in ("tp", "pp", "cp", "dp", "dp_shard", "dp_replicate") and limits.world % pin.value:
             return _indivisible(pin, limits.world, "devices")
         if pin.key == "ep" and limits.experts % pin.value:
             return _indivisible(pin, limits.experts, "experts")
         if pin.key == "cp_inner" and limits.world % pin.value:
             return _indivisible(pin, limits.world, "devices")
-    batch = next((pin for pin in pins if pin.key in ("micro_batch", "accumulation")), None)
-    if batch is not None:
-        flag = "--micro-batch" if batch.key == "micro_batch" else "--grad-accum"
-        return ImpossibleError(
-            "BATCH_SPLIT",
-            f"{batch.key} {batch.word} cannot make up the global batch of {counted(limits.global_batch, 'sequence')} on {counted(limits.world, 'device')}: global batch = micro-batch x accumulation x data-parallel ranks.",
-            flag=flag,
-            value=batch.word,
-            hint=f"Values that divide the batch: {', '.join(str(d) for d in divisors(limits.global_batch)[:12])}.",
-        )
-    words = ", ".join([*(f"{pin.key}={pin.word}" for pin in pins), *(f"no {word}" for word in asked.forbids)])
-    return ImpossibleError(
-        "NO_PLAN",
-        f"No layout of {limits.world} devices satisfies {words or 'the request'}.",
-        flag="--pin",
-        value=words,
-        hint="Drop one of the pins or forbidden techniques.",
-    )
+    return contradiction(limits)
 
 
 def _indivisible(pin: Pin, total: int, noun: str) -> ImpossibleError:
@@ -149,16 +135,17 @@ def _nearest(code: str, values: dict[str, Any]) -> str:
     return ""
 
 
-def _nothing_fits(found: Found) -> NoPlanError:
+def _nothing_fits(found: Found, request: Request) -> NoPlanError:
     job = found.question.job
     (leanest,) = found.weights.leanest(np.arange(len(found.legal)))
     size, usable = int(found.weights.device[leanest]), job.usable_bytes
-    fixes = tuple(islice(_that_fit(_changes(found.question)), MAX_FIXES))
-    over = f"misses by {format_gib(size - usable)}" if size > usable else "needs more host memory or disk than there is"
+    fixes = tuple(islice(_that_fit(_changes(found.question, request)), MAX_FIXES))
+    host = int(found.weights.host[leanest])
+    over = f"misses by {format_gib(size - usable)}" if size > usable else f"does not fit: {shortfall(job, size, host)}"
     return NoPlanError(
         f"No plan fits: the leanest of {len(found.legal)} legal layouts, {layout(found.legal.row(leanest))}, needs {format_gib(size)} of {format_gib(usable)} usable and {over}.",
         chain=(
-            *_chain(job, size, int(found.weights.host[leanest])),
+            *_chain(job, size, host),
             *_unsaid_links(found),
             *_preferred(found.question),
         ),
@@ -168,7 +155,7 @@ def _nothing_fits(found: Found) -> NoPlanError:
     )
 
 
-def _nothing_sayable(found: Found) -> Explained:
+def _nothing_sayable(found: Found, request: Request) -> Explained:
     """Rules allow layouts, and the front end can say none of them: the one of which it can say the most speaks."""
     frontend, job = found.question.frontend, found.question.job
     if frontend is None or found.unsaid is None:
@@ -264,7 +251,7 @@ def _fits(words: str, found: Found, row: int) -> str:
     return f"{words}    fits: {format_gib(size)} of {format_gib(usable)} with {layout(found.candidates.row(row))}"
 
 
-def _changes(asked: Question) -> Iterator[Iterable[Change]]:
+def _changes(asked: Question, request: Request) -> Iterator[Iterable[Change]]:
     """Groups of changes, each in order; of every group the first that helps is enough."""
     job = asked.job
     yield from _unbound(asked)
@@ -279,7 +266,7 @@ def _changes(asked: Question) -> Iterator[Iterable[Change]]:
     shorter = job.workload.seq_len // 2
     if shorter >= 256:
         yield [(f"--seq-len {shorter}", _with(asked, workload=replace(job.workload, seq_len=shorter)))]
-    yield _more_machines(asked)
+    yield _more_machines(asked, request)
     yield _smaller_models(asked)
 
 
@@ -304,7 +291,7 @@ def _with(asked: Question, **changes: Any) -> Question:
     return replace(asked, job=replace(asked.job, **changes))
 
 
-def _more_machines(asked: Question) -> Iterator[Change]:
+def _more_machines(asked: Question, request: Request) -> Iterator[Change]:
     """Twice, four times ... the nodes, up to 64 times, with what was pinned; none where nothing is known that joins them."""
     cluster = asked.job.cluster
     group = cluster.groups[0]
@@ -314,7 +301,9 @@ def _more_machines(asked: Question) -> Iterator[Change]:
         bigger = replace(cluster, groups=(NodeGroup(node=group.node, count=group.count * factor, name=group.name),))
         changed = _with(asked, cluster=bigger)
         if _could_fit(changed.job):
-            yield f"{factor}x the nodes (--nodes {group.count * factor})", changed
+            nodes, batch = group.count * factor, asked.job.workload.global_batch
+            words = nodes_in_words(cluster, request, nodes, batch=batch) or f"{nodes} nodes in a file for --hardware"
+            yield f"{factor}x the nodes ({words})", changed
 
 
 def _could_fit(job: Job) -> bool:

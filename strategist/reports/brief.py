@@ -137,6 +137,8 @@ def option_words(plan: Costed) -> str:
     )
     if s.stage_split == "balanced":
         words += [f"{'/'.join(str(stage.layer_count) for stage in s.stages)} layers a stage"]
+    if s.stage_split == "weighted":
+        words += [f"{counted(s.stages[-1].layer_count, 'layer')} on the last stage"]
     words += ["sequence parallel"] if s.sequence_parallel else []
     words += [_context(plan)] if s.context_parallel != "none" else []
     words += [f"gradients compressed by {s.compression}"] if s.compression != "none" else []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from strategist import recommend
 from strategist.document.plan import NumberFormats, Plan, Stage
 from strategist.errors import ImpossibleError
 from strategist.executor.architecture import model_obstacles
@@ -295,6 +296,13 @@ def test_a_layout_that_the_model_does_not_allow_is_refused(plan: Plan, place: st
     found = obstacles(plan)
     assert [(o.place, said in o.sentence) for o in found] == [(place, True)]
     assert unsupported(plan) == (found[0].sentence,)
+
+
+def test_stages_of_an_encoder_and_its_decoder_are_all_their_layers() -> None:
+    """The one stage of a T5 owns every layer of both, so that its stages are no obstacle: the model is."""
+    plan = recommend("t5-base", "dgx-h100", seq_len=512)
+    assert plan.strategy.stages[0].layers == ((0, plan.model.enc_layers + plan.model.layers),)
+    assert "strategy.stages" not in {obstacle.place for obstacle in obstacles(plan)}
 
 
 def test_asking_does_not_import_torch() -> None:

@@ -39,3 +39,15 @@ def test_over_a_slow_network_groups_of_a_node_keep_a_copy_on_every_host() -> Non
     plan = recommend("llama-2-13b", machines, policy="fastest", forbid="tp,pp")
     assert (plan.mesh.dp_replicate, plan.mesh.dp_shard) == (2, 8)
     assert plan.strategy.offload == "parameters"
+
+
+def test_what_no_drive_holds_is_no_matter_of_host_memory() -> None:
+    """Of nodes without drives a layout that offloads to one is said to lack the drive; with drives, or host memory, that is too little, that."""
+    machines = {"format": "strategist-hardware/1", "gpu": "t4", "gpus_per_node": 2}
+    plan = recommend("gpt2", machines, precision="fp16", global_batch=4)
+    (bare,) = [other.sentence for other in plan.alternatives if other.family == "offload-nvme"]
+    assert "no drive of" in bare
+    poor = {"gpu": "h100-sxm-80gb", "gpu_count": 8, "ram": "8GB", "topology": "nvswitch", "intra_bw": "450GB/s"}
+    short = recommend("llama-2-7b", {"format": "strategist-hardware/1", "nodes": [poor]})
+    (said,) = [other.sentence for other in short.alternatives if other.family == "offload"]
+    assert "of host memory per device, and 0.838 GiB are free for it" in said

@@ -456,6 +456,16 @@ def test_the_largest_fits_and_the_next_does_not(what: Any) -> None:
 
 
 @pytest.mark.slow
+def test_real_models_further_up_are_tried() -> None:
+    """35B stands for a shape with a vocabulary eight times that of LLaMA 65B, which fits: the answer is the last for which there is a plan, and
+    for the next there is none."""
+    question = {"gpu": "rtx-4090", "gpus_per_node": 3, "nodes": 1, "method": "qlora", "global_batch": 258}
+    found = largest_that_fits(Given(**question), "model-size")
+    assert found.value >= 65 * 10**9
+    for size, code in ((35 * 10**9, 3), (found.value, 0), (found.too_large, 3)):
+        assert call("plan", *_said(question | {"model_size": size})).code == code
+
+
 def test_models_beyond_the_first_that_does_not_fit() -> None:
     """Shapes are those of real models: 9.8B and 9.9B do not fit where 13B does, and the largest is that, with a next that does not fit."""
     question: dict[str, Any] = {"hardware": "ws-2x-4090", "method": "lora"}

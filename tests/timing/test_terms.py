@@ -534,16 +534,35 @@ def test_weights_sent_rank_by_rank_pay_a_start_up_for_each() -> None:
 
 @pytest.mark.parametrize("op", get_args(Op))
 def test_rings_through_nodes_walk(op: Op) -> None:
-    """What NCCL only has as a ring pays for the walk, and for flags at most half the rate or what NCCL says of them; an all-reduce, for which there
-    are trees, an exchange and a send do not."""
+    """What NCCL only has as a ring pays for the walk, and for flags at most half the rate or what NCCL says of them; an exchange and a send do not."""
     many, two = (links(load_cluster(f"dgx-h100:{nodes}"), one(dp_shard=8 * nodes)) for nodes in (64, 2))
     found, link = many.seconds(op, "shards"), many.columns["shards"]
+    if op == "all_reduce":
+        return  # has trees: the next test
     if op not in ("all_gather", "reduce_scatter", "broadcast", "reduce"):
-        assert (float(found.walk[0]), float(found.flagged[0])) == (0.0, 0.0)
+        assert (float(found.walk[0]), float(found.otherwise[0])) == (0.0, 0.0)
         return
     assert float(found.walk[0]) == float(link.walk_s[0]) > float(two.seconds(op, "shards").walk[0]) > 0.0
     moved = 511 / 512
-    assert float((found.per_byte + found.flagged)[0]) == pytest.approx(moved / min(float(link.ring_Bps[0]) / 2, 35e9))
+    assert float((found.per_byte + found.otherwise)[0]) == pytest.approx(moved / min(float(link.ring_Bps[0]) / 2, 35e9))
+
+
+def all_reduce_seconds(nodes: int, payload: float) -> float:
+    """Seconds of one all-reduce over all devices of so many nodes of 8, without what fills the links."""
+    found = links(load_cluster(f"dgx-h100:{nodes}"), one(dp_replicate=8 * nodes)).seconds("all_reduce", "replicas")
+    return float((found.latency + payload * found.per_byte + np.minimum(found.walk, payload * found.otherwise))[0])
+
+
+def test_an_all_reduce_goes_up_a_tree_where_that_is_sooner() -> None:
+    """Doubling the nodes doubles a walk around all of them and adds two steps to a tree, there and back: small messages grow by these, and large
+    ones stay on the ring, whose rate is higher."""
+    steps = [all_reduce_seconds(2 * nodes, 8.0) - all_reduce_seconds(nodes, 8.0) for nodes in (16, 256, 4096)]
+    assert steps == pytest.approx([2 * 5.0e-6] * 3, rel=1e-2)
+    many = links(load_cluster("dgx-h100:64"), one(dp_replicate=512))
+    ring = many.columns["replicas"]
+    around = 2.0 * float(ring.latency_s[0]) + 4e9 * float(many.seconds("all_reduce", "replicas").per_byte[0])
+    assert all_reduce_seconds(64, 4e9) == pytest.approx(around, rel=1e-9)
+    assert all_reduce_seconds(1, 8.0) == pytest.approx(2.0 * group_bandwidth(cluster_tiers(load_cluster("dgx-h100")), 8).latency_s, rel=1e-3)  # fmt: skip
 
 
 def test_racks_are_taken_in_equal_parts() -> None:
