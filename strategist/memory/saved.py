@@ -167,7 +167,7 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     adapters = _adapters(shape, kind, keeping) if habits.is_frozen else ()
     if shape.adapters is not None:
         adapters = _beside_frozen(shape, shape.adapters, kind)
-    under_autocast = _under_autocast(shape, kind) if habits.is_cast else ()
+    under_autocast = _under_autocast(shape, kind, keeping) if habits.is_cast else ()
     first, *rest = (*mixed, *ffn, *_operations(shape, kind, habits), *_masks(shape, kind, keeping), *under_autocast, *adapters)  # fmt: skip
     every = (replace(first, policies=ALWAYS, part="entry"), *rest)
     if share != 1.0:
@@ -291,11 +291,12 @@ def _masks(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved,
     return (Saved("masks", width, "sequence", is_float8=True),) if width else ()
 
 
-def _under_autocast(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
+def _under_autocast(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:
     """What weights in float32 make of the residual stream where plain modules run under autocast: sums and norms are in float32, two bytes
     more of each norm's input, and each matrix has a cast copy of its own of what a norm gave, since only weights' copies are found again
-    (pytorch: aten/src/ATen/autocast_mode.cpp, cached_cast; docs/source/amp.rst). GPT-2's kin read it with one matrix of attention."""
-    apart = shape.mlp_gated or shape.kind != "decoder"
+    (pytorch: aten/src/ATen/autocast_mode.cpp, cached_cast; docs/source/amp.rst). GPT-2's kin read it with one matrix of attention, and so do those that part what one matrix gave into views."""
+    gated = shape.mlp_gated and not keeping.projected
+    apart = gated or shape.kind != "decoder"
     entry = Saved("wide_entry", 2 * shape.hidden, "autocast", ALWAYS, part="rest", is_float8=True)
     copies = Saved("qkv_copies", 2 * shape.hidden * apart, "autocast", part="mixer")
     if kind.ffn == "none":
@@ -306,7 +307,7 @@ def _under_autocast(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
         entry,
         copies,
         between,
-        Saved("ffn_copies", shape.hidden * (shape.mlp_gated and kind.ffn != "moe"), "autocast"),
+        Saved("ffn_copies", shape.hidden * ((gated and kind.ffn != "moe") + shape.shares_norm), "autocast"),
     )
 
 
