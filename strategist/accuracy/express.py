@@ -145,6 +145,8 @@ _MANY = 1e4
 """From here on a number of times is said in three digits."""
 _TOO_MUCH = 10.0
 """A peak of so many times the device's memory is in another unit."""
+_TOO_LITTLE = 1e-4
+"""One of so little of it, too: some megabytes, where a context alone takes hundreds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -628,8 +630,6 @@ def _measured(run: Run, machines: Machines, batch: int) -> Measured:
         )
     if step is None and by_rate is not None:
         step = by_rate[0]
-    if step is not None and not 0.0 < step < math.inf:
-        raise Unexpressed(f"the row contradicts itself: its step takes {step:.0f} s")
     if step is not None and is_oom:
         raise Unexpressed(f"the row contradicts itself: it went out of memory, and its step takes {step:.3g} s")
     peak = number(run, "peak_mem_gb")
@@ -642,19 +642,26 @@ def _measured(run: Run, machines: Machines, batch: int) -> Measured:
 
 
 def _step_by_rate(run: Run, machines: Machines, batch: int) -> tuple[float, str] | None:
-    """Seconds of a step by the first rate that the row states, and its column."""
+    """Seconds of a step by the first rate that the row states, and its column. Raises Unexpressed for a rate that no number of seconds comes to."""
     for name, steps in _RATES.items():
         rate = number(run, name)
         if rate is not None:
             sequences, tokens = batch, batch * needed(run, "seq_len")
             share = machines.counted_gpus if name == "tokens_per_s_per_gpu" else 1.0
-            return {"steps": 1, "sequences": sequences, "tokens": tokens}[steps] / (rate * share), name
+            step = {"steps": 1, "sequences": sequences, "tokens": tokens}[steps] / (rate * share)
+            if not 0.0 < step < math.inf:
+                raise Unexpressed(f"the row contradicts itself: {name} means a step of {step:.0f} s")
+            return step, name
     return None
 
 
 def _possible_peak(peak_GB: float | None, machines: Machines) -> None:
-    """Raises Unexpressed for a figure in megabytes: published ones that count more than the device has, counted on paper, stay below twice its memory."""
+    """Raises Unexpressed for a figure in terabytes, and for one in megabytes: published ones that count more than the device has, counted on paper, stay below twice its memory."""
     memory = cluster_of(machines).smallest.memory_bytes / 1e9
+    if peak_GB is not None and peak_GB < _TOO_LITTLE * memory:
+        raise Unexpressed(
+            f"the row contradicts itself: its peak is less than {_TOO_LITTLE:g} of the device's memory, as one in TB would be"
+        )
     if peak_GB is not None and peak_GB > _TOO_MUCH * memory:
         raise Unexpressed(
             f"the row contradicts itself: its peak is more than {_TOO_MUCH:.0f} times the device's memory, as one in MB would be"
