@@ -201,8 +201,9 @@ def _chain(job: Job, leanest: int, host: int) -> tuple[str, ...]:
         f"so even the leanest layout needs {format_gib(leanest)} with {work.seq_len} tokens per sequence (--seq-len {work.seq_len})",
     ]
     if host:
+        room = max(0, host_bytes_per_device(job) - job.cluster.shares_host * leanest)
         chain.append(
-            f"and what leaves the devices would take {format_gib(host)} of host memory per device where {format_gib(host_bytes_per_device(job))} are free for it"
+            f"and what leaves the devices would take {format_gib(host)} of host memory per device where {format_gib(room)} are free for it"
         )
     return tuple(chain)
 
