@@ -23,7 +23,8 @@ def weakest(*bases: Basis) -> Basis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One accelerator (or the CPU as a device). Peaks are dense with fp32 accumulation; None means unsupported."""
+    """One accelerator (or the CPU as a device). Peaks are dense with fp32 accumulation; None means unsupported. One that `shares_host` has no
+    memory of its own: what leaves it for the host stays where it was."""
 
     name: str
     title: str
@@ -39,6 +40,7 @@ class Gpu:
     fp4_FLOPs: float | None = None
     matmul_measured_FLOPs: float | None = None
     host_Bps: float | None = None
+    shares_host: bool = False
     sm_count: int | None = None
     compute_capability: str | None = None
     tdp_W: float | None = None
@@ -156,6 +158,11 @@ class Cluster:
     def without_drive(self) -> Node | None:
         """A node of which no drive is known; none where state can rest on drives."""
         return next((group.node for group in self.groups if not group.node.nvme_read_Bps), None)
+
+    @property
+    def shares_host(self) -> bool:
+        """Whether devices of some node and its host have one memory."""
+        return any(group.node.gpu.shares_host for group in self.groups)
 
     @property
     def is_regular(self) -> bool:

@@ -201,8 +201,9 @@ def _chain(job: Job, leanest: int, host: int) -> tuple[str, ...]:
         f"so even the leanest layout needs {format_gib(leanest)} with {work.seq_len} tokens per sequence (--seq-len {work.seq_len})",
     ]
     if host:
+        room = max(0, host_bytes_per_device(job) - job.cluster.shares_host * leanest)
         chain.append(
-            f"and what leaves the devices would take {format_gib(host)} of host memory per device where {format_gib(host_bytes_per_device(job))} are free for it"
+            f"and what leaves the devices would take {format_gib(host)} of host memory per device where {format_gib(room)} are free for it"
         )
     return tuple(chain)
 
@@ -306,16 +307,25 @@ def _more_machines(asked: Question, request: Request) -> Iterator[Change]:
             yield f"{factor}x the nodes ({words})", changed
 
 
-def _could_fit(job: Job) -> bool:
-    """Model states split evenly leave room: worth a search."""
-    return count(job.model).total * _bytes_per_parameter(job) / job.cluster.world < 0.6 * job.usable_bytes
+def _could_fit(job: Job, beside: float = 0.0) -> bool:
+    """Model states split evenly leave room, some of them `beside` the devices, in bytes for each: worth a search."""
+    return count(job.model).total * _bytes_per_parameter(job) / job.cluster.world < 0.6 * job.usable_bytes + beside
+
+
+def _beside(asked: Question) -> float:
+    """Bytes of states that may lie outside a device: in host memory, and where there are drives three times that on them, because what the
+    host keeps of a weight is a quarter of it."""
+    if "offload" in asked.forbids or asked.job.cluster.shares_host:
+        return 0.0
+    on_drives = asked.job.cluster.without_drive is None
+    return float(host_bytes_per_device(asked.job)) * (4 if on_drives else 1)
 
 
 def _smaller_models(asked: Question) -> Iterator[Change]:
     """The nicknamed sizes below the asked one, largest first, with what was pinned."""
     from strategist.facts.sizes import shape_for_size, with_positions
 
-    total, seq_len = count(asked.job.model).total, asked.job.workload.seq_len
+    total, seq_len, beside = count(asked.job.model).total, asked.job.workload.seq_len, _beside(asked)
     sized = [
         (with_positions(shape_for_size(row["size"], "--model-size").shape, seq_len), row["size"])
         for row in rows("size_names")
@@ -323,5 +333,5 @@ def _smaller_models(asked: Question) -> Iterator[Change]:
     for shape, name in sorted(sized, key=lambda pair: -count(pair[0]).total):
         changed = _with(asked, model=replace(shape, adapters=asked.job.model.adapters))
         changed = replace(changed, job=as_trained(changed.job))
-        if count(shape).total < total and _could_fit(changed.job):
+        if count(shape).total < total and _could_fit(changed.job, beside):
             yield f"--model-size {name}", changed

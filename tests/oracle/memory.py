@@ -2030,6 +2030,8 @@ def usable_bytes(job: Job) -> int:
 def fits(job: Job, layout: Layout, memory: Memory) -> bool:
     """Device and host are large enough for what a layout takes, and there is a disk where one is needed."""
     room = min(int(0.9 * (g.node.ram_bytes or 0) / g.node.gpus) for g in job.cluster.groups)
+    if any(group.node.gpu.shares_host for group in job.cluster.groups):
+        room = usable_bytes(job) - memory.device
     has_disk = all(group.node.nvme_read_Bps for group in job.cluster.groups)
     on_disk = has_disk or layout["offload"] != "nvme"
     return memory.device <= usable_bytes(job) and memory.host <= room and on_disk

@@ -80,3 +80,10 @@ def test_ddp_is_advised_only_where_it_is_not_slower() -> None:
     assert plan.strategy.zero >= 2 and slower
     assert not warning("W_ADV201", "t5-3b", "hgx-a100-4:2", policy="fastest", **job)
     assert warning("W_ADV201", "llama-3.2-1b", "dgx-h100", pin="zero=3")
+
+
+def test_a_device_that_nobody_described_the_design_of_is_named_by_its_name() -> None:
+    """A file's own device has no architecture: there is nothing in brackets behind it."""
+    card = {"name": "foo-card", "memory": "36GiB", "memory_bw": "1.2TB/s", "bf16_TFLOPs": 210, "host_bw": "31.5GB/s"}
+    machines = {"format": "strategist-hardware/1", "gpus": [card], "nodes": [{"gpu": "foo-card", "gpu_count": 2, "topology": "pcie-host"}]}  # fmt: skip
+    assert "devices like foo-card were" in warning("W_UNCALIBRATED", "llama-3.2-1b", machines)

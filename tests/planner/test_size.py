@@ -583,3 +583,20 @@ def test_devices_without_the_number_format_are_named(words: tuple[str, ...]) -> 
     assert refused.code == 3
     assert "E_HARDWARE_FEATURE" in refused.err
     assert "fp16" in refused.err
+
+
+@pytest.mark.parametrize(("gpus", "batch"), [(3, 960), (5, 960), (6, 960), (7, 896), (8, 1024), (1, 1024)])
+def test_nodes_of_any_number_of_devices_divide_the_assumed_batch(gpus: int, batch: int) -> None:
+    """4.2 M tokens are 1,024 sequences, which no three, five or seven replicas share: there it is the number nearest to it that up to 64 such
+    nodes divide."""
+    given_ = Given(model="llama-3.2-1b", seq_len=4096, tokens=10**9, gpus_per_node=gpus, nodes=4)
+    found = sized(Wanted(given=given_, gpus=("rtx-4090",), deadline_s=90 * 86400.0))
+    assert found.workload.global_batch == batch
+    assert batch % gpus == 0
+
+
+def test_a_batch_that_no_machines_divide_is_blamed_and_not_their_memory() -> None:
+    """1,000 sequences under adapters, which are cut no other way, on three devices and on six."""
+    words = {"model": "llama-3.2-1b", "method": "lora", "global_batch": 1000, "tokens": "1B", "deadline": "90d", "gpu": "rtx-4090", "gpus_per_node": 3, "nodes": 2}  # fmt: skip
+    refused = call("size", *_said(words), "--json")
+    assert (refused.code, refused.error["code"]) == (3, "E_BATCH_SPLIT")
