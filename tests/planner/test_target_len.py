@@ -342,6 +342,6 @@ def test_megatrons_own_argument_is_read(tmp_path: Path) -> None:
 
 def test_a_model_is_told_with_the_layers_of_both_its_stacks() -> None:
     """A T5 has as many in its encoder again; one without words has no vocabulary to tell."""
-    told = model_words(recommend("t5-base", "dgx-h100", seq_len=512))
+    told = model_words(recommend("t5-base", "dgx-h100", seq_len=512)).replace("\N{NO-BREAK SPACE}", " ")
     assert "12 + 12 layers x 768" in told
     assert "vocab" not in model_words(recommend(replace(load_model("vit-l-16"), vocab=0), "dgx-h100"))
