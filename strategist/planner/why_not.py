@@ -33,6 +33,8 @@ from strategist.space.grammar import Pin, layout
 from strategist.units import format_count, format_gib
 
 MAX_FIXES = 4
+NEXT_SIZE = 0.9
+"""What part of a model that does not fit the next one to be tried has at most."""
 MOST_TRIED = 2**23
 """Layouts among which changes are looked for: when the spaces of those that were tried hold so many, no further change is tried."""
 Explained = ImpossibleError
@@ -256,6 +258,7 @@ def _changes(asked: Question, request: Request) -> Iterator[Iterable[Change]]:
     """Groups of changes, each in order; of every group the first that helps is enough."""
     job = asked.job
     yield from _unbound(asked)
+    yield _one_sequence_at_a_time(asked)
     yield _loss_in_chunks(asked)
     if job.workload.global_batch % job.cluster.world:
         batch = (job.workload.global_batch // job.cluster.world + 1) * job.cluster.world
@@ -278,6 +281,14 @@ def _unbound(asked: Question) -> Iterator[Iterable[Change]]:
     if asked.pins or asked.forbids:
         fixed = [*(f"{pin.key}={pin.word}" for pin in asked.pins), *(f"--forbid {word}" for word in asked.forbids)]
         yield [(f"without {', '.join(fixed)}", replace(asked, pins=(), forbids=()))]
+
+
+def _one_sequence_at_a_time(asked: Question) -> Iterator[Change]:
+    """The batch that a pinned accumulation makes with one sequence for each device, where the asked one leaves them more at once."""
+    work, world = asked.job.workload, asked.job.cluster.world
+    batch = next((pin.value * world for pin in asked.pins if pin.key == "accumulation"), work.global_batch)
+    if batch < work.global_batch:
+        yield f"--global-batch {batch}", _with(asked, workload=replace(work, global_batch=batch))
 
 
 def _loss_in_chunks(asked: Question) -> Iterator[Change]:
@@ -322,7 +333,8 @@ def _beside(asked: Question) -> float:
 
 
 def _smaller_models(asked: Question) -> Iterator[Change]:
-    """The nicknamed sizes below the asked one, largest first, with what was pinned."""
+    """The nicknamed sizes below the asked one, largest first, with what was pinned; none that is within a tenth of the one before, which did
+    not fit."""
     from strategist.facts.sizes import shape_for_size, with_positions
 
     total, seq_len, beside = count(asked.job.model).total, asked.job.workload.seq_len, _beside(asked)
@@ -331,7 +343,10 @@ def _smaller_models(asked: Question) -> Iterator[Change]:
         for row in rows("size_names")
     ]
     for shape, name in sorted(sized, key=lambda pair: -count(pair[0]).total):
+        if count(shape).total > NEXT_SIZE * total:
+            continue
         changed = _with(asked, model=replace(shape, adapters=asked.job.model.adapters))
         changed = replace(changed, job=as_trained(changed.job))
-        if count(shape).total < total and _could_fit(changed.job, beside):
+        if _could_fit(changed.job, beside):
+            total = count(shape).total
             yield f"--model-size {name}", changed

@@ -61,10 +61,11 @@ def model_words(plan: Costed) -> str:
     """The model in one phrase, with its exact count."""
     shape, parameters = plan.model, count(without_adapters(plan.model))
     active = f", {format_count(parameters.active)} active" if parameters.active != parameters.total else ""
-    layers = f"{shape.layers} layers x {shape.hidden}"
+    encoder = f"{shape.enc_layers} + " if shape.enc_layers else ""
+    layers = f"{encoder}{shape.layers} layers x {shape.hidden}"
     heads = (f"{shape.heads} heads ({shape.kv_heads} kv)",) if shape.heads else ()
     outputs = "outputs" if LOOKED_UP in dict(shape.extra) else "vocab"
-    facts = (layers, *heads, f"{outputs} {shape.vocab:,}")
+    facts = (layers, *heads, *((f"{outputs} {shape.vocab:,}",) if shape.vocab else ()))
     if shape.unit == "images":
         facts = (f"{shape.layers} blocks", f"{dict(shape.extra)['classes']:,} classes")
     return f"{shape.name}: {parameters.total:,} parameters{active}, {phrases(facts, gap=', ')}"

@@ -66,3 +66,11 @@ def test_techniques_that_nothing_does_without_are_named() -> None:
     """On eight devices one of them must be there; what is left out beside them is not to blame."""
     error = refused(forbid="recompute,dp,tp,pp,ep")
     assert str(error).startswith("No layout of 8 devices does without dp, tp and pp")
+
+
+def test_a_pinned_accumulation_is_offered_the_batch_that_it_has_room_for() -> None:
+    """Three micro-batches of 256 sequences and more are too large on eight devices; of 24 they are one sequence each, which fits."""
+    error = refused(pin="accumulation=3", global_batch=None)
+    assert isinstance(error, NoPlanError)
+    assert any(fix.startswith("--global-batch 24 ") for fix in error.fixes)
+    assert recommend(**JOB | {"pin": "accumulation=3", "global_batch": 24}).strategy.accumulation == 3
