@@ -264,7 +264,9 @@ def policy_words(plan: Plan) -> str:
     """Both policies' answers and what lies between them."""
     d = plan.decision
     same = abs(d.difference - 1) < 5e-4
-    if d.other_family == d.family and same:
+    if (
+        d.other_family == d.family and same
+    ) or d.difference == 1.0:  # the same layout may go by the names of two families
         return f"{d.policy} and {d.other_policy} agree."
     speed = (
         "as fast" if same else f"{1 / d.difference:.2f}x faster" if d.difference < 1 else f"{d.difference:.2f}x slower"

@@ -10,7 +10,7 @@ import pytest
 from strategist import load_cluster, recommend
 from strategist.facts.groups import group_bandwidth
 from strategist.facts.tiers import tiers
-from strategist.reports.brief import option_words
+from strategist.reports.brief import option_words, policy_words
 
 JOB: dict[str, Any] = {"seq_len": 4096, "global_batch": 32}
 
@@ -87,3 +87,10 @@ def test_a_device_that_nobody_described_the_design_of_is_named_by_its_name() -> 
     card = {"name": "foo-card", "memory": "36GiB", "memory_bw": "1.2TB/s", "bf16_TFLOPs": 210, "host_bw": "31.5GB/s"}
     machines = {"format": "strategist-hardware/1", "gpus": [card], "nodes": [{"gpu": "foo-card", "gpu_count": 2, "topology": "pcie-host"}]}  # fmt: skip
     assert "devices like foo-card were" in warning("W_UNCALIBRATED", "llama-3.2-1b", machines)
+
+
+def test_policies_that_take_the_same_layout_agree_whatever_its_family_is_called() -> None:
+    """The tables call state on a drive offloading, and the time model offloading to NVMe."""
+    plan = recommend("llama-3.1-8b", "ws-dgx-spark-2")
+    assert plan.decision.family != plan.decision.other_family
+    assert policy_words(plan) == "hf and fastest agree."
