@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from strategist.errors import ImpossibleError
 from strategist.records import replace
-from strategist.space.candidates import Candidates
+from strategist.space.candidates import LAYERS_OF, OF_STAGE, Candidates
 from strategist.space.enumerate import Limits, divisors, enumerate_candidates
 from strategist.space.grammar import Pin
 from strategist.units import counted
@@ -32,10 +32,12 @@ def contradiction(limits: Limits) -> ImpossibleError:
         return _no_batch(limits, batch, core)
     return ImpossibleError(
         "NO_PLAN",
-        f"No layout of {counted(limits.world, 'device')} {_having(core)}.",
+        f"No layout of {counted(limits.world, 'device')} {_having(limits, core)}.",
         flag="--pin" if any(isinstance(said, Pin) for said in core) else "--forbid",
-        value=", ".join(map(_words, core)),
-        hint=" ".join((*_left_open(limits, core), "Drop one of them." if len(core) > 1 else "Leave it out.")),
+        value=", ".join(_said(limits, core)),
+        hint=" ".join(
+            (*_left_open(limits, core), "Drop one of them." if len(_said(limits, core)) > 1 else "Leave it out.")
+        ),
     )
 
 
@@ -43,17 +45,17 @@ def _no_batch(limits: Limits, batch: Pin, core: Sequence[Said]) -> ImpossibleErr
     alone = f"Values that divide the batch: {', '.join(str(d) for d in divisors(limits.global_batch)[:MOST_VALUES])}."
     return ImpossibleError(
         "BATCH_SPLIT",
-        f"{_and([_words(said) for said in core])} cannot make up the global batch of {counted(limits.global_batch, 'sequence')} on {counted(limits.world, 'device')}: global batch = micro-batch x accumulation x data-parallel ranks.",
+        f"{_and(_said(limits, core))} cannot make up the global batch of {counted(limits.global_batch, 'sequence')} on {counted(limits.world, 'device')}: global batch = micro-batch x accumulation x data-parallel ranks.",
         flag="--micro-batch" if batch.key == "micro_batch" else "--grad-accum",
         value=batch.word,
         hint=" ".join(_left_open(limits, core)) if len(core) > 1 else alone,
     )
 
 
-def _having(core: Sequence[Said]) -> str:
+def _having(limits: Limits, core: Sequence[Said]) -> str:
     if not any(isinstance(said, Pin) for said in core):
         return f"does without {_and([str(said) for said in core])}"
-    return f"has {_and([_words(said) for said in core])}{' together' if len(core) > 1 else ''}"
+    return f"has {_and(_said(limits, core))}{' together' if len(_said(limits, core)) > 1 else ''}"
 
 
 def _and(words: Sequence[str]) -> str:
@@ -73,17 +75,27 @@ def _fewest(limits: Limits, core: Sequence[Said]) -> list[Said]:
 def _space(limits: Limits, said: Sequence[Said]) -> Candidates:
     pins = tuple(each for each in said if isinstance(each, Pin))
     forbids = tuple(each for each in said if isinstance(each, str))
-    return enumerate_candidates(replace(limits, pins=pins, forbids=forbids))
+    return enumerate_candidates(replace(limits, pins=pins, forbids=forbids, also=_needed(limits, pins)))
+
+
+def _needed(limits: Limits, pins: Collection[Pin]) -> tuple[str, ...]:
+    """What else is looked at: balanced stages, which without a pin of the layers that they run again are only looked at where somebody asks."""
+    keys = {pin.key for pin in pins}
+    is_alone = "stage_split" in keys and "recompute_depth" not in keys
+    return (*limits.also, "balanced_stages") if is_alone else limits.also
 
 
 def _left_open(limits: Limits, core: Sequence[Said]) -> Iterator[str]:
     """Which values every pin may have beside the others."""
+    if limits.split and sum(limits.split) != limits.layers:
+        yield f"The stages own {counted(sum(limits.split), 'layer')} so, and the model has {limits.layers}."
+        return
     for pin in core:
         if isinstance(pin, Pin):
-            others = [said for said in core if said is not pin]
+            others = [said for said in core if _words(limits, said) != _words(limits, pin)]
             values = _values(_space(limits, others), pin.key)
             if values:
-                beside = f"With {_and([_words(said) for said in others])}" if others else "Here"
+                beside = f"With {_and(_said(limits, others))}" if others else "Here"
                 yield f"{beside} {pin.key} is {values}."
 
 
@@ -99,5 +111,18 @@ def _values(candidates: Candidates, key: str) -> str:
     return f"{', '.join(few)} or {last}" if few else last
 
 
-def _words(said: Said) -> str:
-    return f"{said.key}={said.word}" if isinstance(said, Pin) else f"no {said}"
+def _said(limits: Limits, core: Sequence[Said]) -> list[str]:
+    """The words of what was said, each once: numbers for every stage are one pin."""
+    return list(dict.fromkeys(_words(limits, said) for said in core))
+
+
+def _words(limits: Limits, said: Said) -> str:
+    if not isinstance(said, Pin):
+        return f"no {said}"
+    for key, of_all, start, numbers in (
+        ("recompute", "recompute_depth", OF_STAGE, limits.depths),
+        ("stage_split", "stage_split", LAYERS_OF, limits.split),
+    ):
+        if numbers and (said.key == of_all or said.key.startswith(start)):
+            return f"{key}={'/'.join(map(str, numbers))}"
+    return f"{said.key}={said.word}"
