@@ -74,3 +74,20 @@ def test_a_pinned_accumulation_is_offered_the_batch_that_it_has_room_for() -> No
     assert isinstance(error, NoPlanError)
     assert any(fix.startswith("--global-batch 24 ") for fix in error.fixes)
     assert recommend(**JOB | {"pin": "accumulation=3", "global_batch": 24}).strategy.accumulation == 3
+
+
+@pytest.mark.parametrize(
+    ("pins", "sentence", "hint"),
+    [
+        ("pp=2,stage_split=3/4,recompute=1/1", "has stage_split=3/4", "The stages own 7 layers so, and the model has 32."),
+        ("pp=4,recompute=3/1", "has pp=4 and recompute=3/1 together", "With recompute=3/1 pp is 2."),
+        ("pp=1,recompute=by-stage", "has pp=1 and recompute=by-stage together", "With recompute=by-stage pp is 2, 4 or 8."),
+        ("pp=2,stage_split=balanced", "stage_split=balanced goes with the layers", "Add recompute=by-stage to --pin."),
+        ("pp=2,stage_split=16/16", "stage_split=16/16 goes with the layers", "Add recompute=A/B with a number for every stage"),
+    ],
+)  # fmt: skip
+def test_numbers_for_every_stage_are_one_pin(pins: str, sentence: str, hint: str) -> None:
+    """They are named as they were typed, and what balanced stages need beside them is said."""
+    error = refused(pin=pins)
+    assert sentence in str(error)
+    assert hint in (error.hint or "")
