@@ -113,6 +113,11 @@ class ModelShape:
     frozen: int = 0
 
     @property
+    def depth(self) -> int:
+        """Layers in all, of an encoder and of the decoder behind it."""
+        return self.enc_layers + self.layers
+
+    @property
     def learned_positions(self) -> int:
         """Tokens that a table of learned positions has rows for, 0 without one. Tables of OPT, RoBERTa and BART start a row or two
         late, so that not all of their rows are for tokens; those of CLIP are counted elsewhere."""
@@ -154,7 +159,7 @@ def layer_sequence(shape: ModelShape) -> tuple[LayerKind, ...]:
     Raises InputError TOO_LARGE beyond `MAX_LAYERS`, CHOICE for a `pattern` that does not spell the layers and CONFLICT
     for a `mix` that does not add up to them.
     """
-    if shape.layers + shape.enc_layers > MAX_LAYERS:
+    if shape.depth > MAX_LAYERS:
         raise InputError(
             "TOO_LARGE",
             f"The model has more than {MAX_LAYERS} layers.",
