@@ -174,7 +174,7 @@ MISSING = (
     "Megatron-LM's pretrain_t5.py are read); the causal half of a decoder's own attention, relative positions, spectra of Whisper in traces.",
     "U-Nets: the catalogue counts their weights, and nothing plans, weighs or times them. Of ResNets (docs/decisions/0168): wide and grouped blocks, "
     "channels first, our executor's own model (a module of yours trains), other convolutional networks as live modules.",
-    "Of machines that may stay idle: some devices of a node whose links are listed one by one or are not alike, and nodes that are joined link by link "
+    "Of machines that may stay idle: several, but not all, devices of a node whose links are listed one by one (and are more than a mesh), and nodes that are joined link by link "
     "other than single ones and whole groups behind the same switches (docs/decisions/0181).",
     "Of mixed nodes: stages of one pipeline on different kinds (each is priced on the kind where it takes longest), and links that are listed one by one (docs/decisions/0156).",
     "Of published runs: recompute of operations that nobody names, memory beside weights of four bits, activations on the host. Predicted reserved memory knows "

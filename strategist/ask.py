@@ -600,14 +600,15 @@ def _usual_length(shape: ModelShape) -> int:
 
 
 def _usual_batch(given: Given, world: int, usual: int) -> int:
-    """The usual number of sequences, raised to the next multiple of what the devices take at once so that every layout stays open; what all
-    devices that no cut is fixed for take where micro-batch and accumulation are both fixed. Raises InputError TOO_LARGE beyond any batch."""
+    """The usual number of sequences, raised to the next multiple of what the devices take at once so that every layout stays open, of two or four
+    times that where it is many, so that micro-batches have divisors; what all devices that no cut is fixed for take where micro-batch and
+    accumulation are both fixed. Raises InputError TOO_LARGE beyond any batch."""
     pins = {pin.key: pin.value for pin in _pins(given)}
     cut = math.prod(pins.get(axis, 1) for axis in ("tp", "pp", "cp"))
     each = pins.get("micro_batch", 1) * pins.get("accumulation", 1)
     is_whole = {"micro_batch", "accumulation"} <= set(pins) and world % cut == 0
     unit = world * each
-    batch = each * (world // cut) if is_whole else -(-usual // unit) * unit
+    batch = each * (world // cut) if is_whole else _with_divisors(-(-usual // unit)) * unit
     if batch > MAX_BATCH:
         raise InputError(
             "TOO_LARGE",
@@ -617,6 +618,12 @@ def _usual_batch(given: Given, world: int, usual: int) -> int:
             hint="Choose a smaller micro-batch or fewer of them, or say --global-batch.",
         )
     return batch
+
+
+def _with_divisors(times: int) -> int:
+    """As many times or a few more: from five on even, and from 17 on a multiple of four; powers of two stay."""
+    step = 4 if times > 16 else 2 if times > 4 else 1
+    return -(-times // step) * step
 
 
 def _pins(given: Given) -> Iterator[Pin]:

@@ -240,6 +240,8 @@ def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
         profile = with_narrow_weights(profile, "bfloat16", str(says.get("reduce", "bfloat16")))
     if profile.reduce_bucket and "reduce_bucket" in says:
         profile = replace(profile, reduce_bucket=_reduce_bucket(says["reduce_bucket"], job))
+    if says.get("update") == "one" and profile.update_kernels == "operations":
+        profile = replace(profile, update_kernels="one", update_copies=0.0)
     state, copies = says.get("state_bytes"), says.get("update_bytes")
     if isinstance(state, int) and isinstance(copies, int):
         profile = with_states(profile, "adamw", state, copies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import lcm
 from typing import Any
 
 from strategist import __version__
@@ -12,16 +13,19 @@ from strategist.document.sizing import Largest, Machines, Sizing
 from strategist.errors import InputError
 from strategist.facts.model import ModelShape
 from strategist.facts.resolved import Assumption, said_to_plan
+from strategist.facts.sizes import named_sizes
 from strategist.facts.workload import MAX_SEQ_LEN
 from strategist.planner.kinds import UNEVEN
 from strategist.planner.largest import What, largest
 from strategist.planner.search import Pace, Question, Watch
-from strategist.planner.size import Kind, answers, largest_looked_at, looked_at, sizes
+from strategist.planner.size import Kind, answers, largest_looked_at, looked_at, require_legal, sizes
 from strategist.records import dataclass, replace
 from strategist.space.enumerate import divisors
 from strategist.timing.rates import require_rate
 from strategist.units import counted, format_count
 
+MOST_POWER = 64
+"""Power of two that an assumed batch keeps beside the odd part of a node's devices."""
 MOST_NODES = 2048
 """Eight devices each make the largest machines whose failures are known (catalogue: reliability)."""
 
@@ -45,7 +49,7 @@ def sized(wanted: Wanted, watch: Watch | None = None) -> Sizing:
     _is_searched(wanted.given)
     names = wanted.gpus or (ASSUMED_GPU,)
     prices = _prices(wanted.prices, names)
-    given, assumed = _with_batch(wanted.given, names[0])
+    given, assumed = _with_batch(wanted.given, names)
     kinds = [_kind(given, name, price) for name, price in zip(names, prices, strict=True)]
     _are_different(kinds)
     for kind in kinds:
@@ -57,6 +61,8 @@ def sized(wanted: Wanted, watch: Watch | None = None) -> Sizing:
             found.append(machines)  # the next kind, and the next size of this, see it
     if not found and wanted.deadline_s is not None:
         found.extend(largest_looked_at(kinds, wanted.deadline_s))
+    if not found:
+        require_legal(kinds)
     ordered = tuple(sorted(found, key=lambda m: (m.gpus, m.run_seconds)))
     best = answers(ordered, wanted.deadline_s)
     work = kinds[0].ask(*kinds[0].sizes[0]).job
@@ -111,20 +117,32 @@ def _on(given: Given, gpu: str, gpus_per_node: int | None, nodes: int) -> Asked:
     return complete(replace(given, gpu=gpu, gpus_per_node=gpus_per_node or given.gpus_per_node, nodes=nodes))
 
 
-def _with_batch(given: Given, gpu: str) -> tuple[Given, tuple[Assumption, ...]]:
-    """The same batch on all machines: as said, else as many tokens as published runs take whatever their size."""
+def _with_batch(given: Given, gpus: Sequence[str]) -> tuple[Given, tuple[Assumption, ...]]:
+    """The same batch on all machines: as said, else as many tokens as published runs take whatever their size, in a number of sequences that
+    whole nodes of every kind divide."""
     if given.global_batch is not None:
         return given, ()
-    job = _on(given, gpu, None, 1).question.job
+    jobs = [_on(given, gpu, None, 1).question.job for gpu in gpus]
+    job = jobs[0]
     seq_len, of = job.workload.seq_len, "images_per_batch" if job.model.is_convolutional else "tokens_per_batch"
     row = next(row for row in rows("reliability") if row["name"] == of)
-    batch = max(1, int(row["tokens"]) // seq_len)
+    batch = _divided(max(1, int(row["tokens"]) // seq_len), lcm(*(each.cluster.world for each in jobs)))
     in_tokens = f" = {counted(batch * seq_len, 'token', format_count(batch * seq_len))}"
     words = counted(batch, "image") if job.model.unit == "images" else counted(batch, "sequence") + in_tokens
     said = Assumption(
         what="global batch", value=f"{words} on all machines", flag="--global-batch", source=row["source"]
     )
     return replace(given, global_batch=batch), (said,)
+
+
+def _divided(batch: int, devices: int) -> int:
+    """The number nearest to a batch that so many devices divide, and up to 64 times as many: powers of two of sequences stay as they are for
+    powers of two of devices."""
+    odd = devices // (devices & -devices)
+    if odd == 1:
+        return batch
+    unit: int = odd * min(MOST_POWER, 1 << (max(1, batch // odd).bit_length() - 1))
+    return max(1, round(batch / unit)) * unit
 
 
 def _failures() -> tuple[Assumption, ...]:
@@ -188,7 +206,7 @@ def largest_that_fits(given: Given, what: What) -> Largest:
         "model-size": TWO_DIGITS,
         "micro-batch": divisors(batch),
     }
-    found = largest(what, ladders[what], ask, is_ordered=what != "micro-batch")
+    found = largest(what, ladders[what], ask, is_ordered=what != "micro-batch", named=named_sizes())
     unsaid = {"seq-len": "sequence length", "model-size": "model"}.get(what)
     said_of = tuple(a for a in asked.assumptions if a.what != unsaid)
     return replace(found, positions=_positions(model) if what == "seq-len" else None, assumptions=said_of)

@@ -71,6 +71,7 @@ def dense_shapes(draw: Draw) -> ModelShape:
         norm="layernorm" if is_gpt else "rmsnorm", mlp_gated=not is_gpt, mlp_bias=is_gpt, qkv_bias=is_gpt, o_bias=is_gpt,
         pos="learned" if is_gpt else "rope", pos_rows=8192 if is_gpt else 0, lm_head_bias=is_gpt and draw(st.booleans()),
         qk_norm=draw(st.sampled_from(("", "head"))), max_seq=8192, act_form=draw(st.sampled_from(("", "gelu_new"))),
+        parallel_block=draw(st.sampled_from((False, False, False, True))),
     )  # fmt: skip
 
 

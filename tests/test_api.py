@@ -335,6 +335,17 @@ HOPELESS: tuple[tuple[str, ...], ...] = (
     ("--model-size", "70B", "--gpu", "rtx-4090", "--gpus-per-node", "1", "--nodes", "1"),
     ("--model-size", "70B", "--gpu", "a10g", "--gpus-per-node", "4", "--nodes", "1", "--seq-len", "8192"),
     ("--model-size", "7B", "--gpu", "h100", "--gpus-per-node", "8", "--nodes", "1", "--pin", "dp=8,zero=0"),
+    ("--model", "mixtral-8x7b", "--hardware", "dgx-h100", "--forbid", "offload"),
+    (
+        "--model-size",
+        "405B",
+        "--hardware",
+        "gb200-nvl72:1",
+        "--seq-len",
+        "65536",
+        "--forbid",
+        "offload,recompute,pp,cp",
+    ),
 )
 
 
@@ -352,10 +363,12 @@ def test_every_fix_is_true(question: tuple[str, ...]) -> None:
 def changed(question: tuple[str, ...], fix: str) -> list[str]:
     """The question with the change that a fix asks for."""
     told = dict(zip(question[::2], question[1::2], strict=True))
-    change = re.search(r"(--[a-z-]+) ([\w.]+)\)? +fits:", fix)
-    if change is None:
-        assert fix.startswith("without ")
-        told.pop("--pin")
-    else:
-        told[change[1]] = change[2]
+    changes = re.findall(r"(--[a-z-]+) ([^ )]+)", fix[: fix.index("  fits:")])
+    if fix.startswith("without "):
+        for flag in ("--pin", "--forbid"):
+            told.pop(flag, None)
+        changes = []
+    if any(flag == "--model-size" for flag, _ in changes):
+        told.pop("--model", None)
+    told |= dict(changes)
     return [word for pair in told.items() for word in pair]

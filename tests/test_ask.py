@@ -83,3 +83,17 @@ def test_headroom_is_room_that_stays_free(share: float) -> None:
     memory = job.cluster.smallest.memory_bytes
     assert 0 <= memory * (1 - share) - job.usable_bytes < 1
     assert job.usable_bytes <= memory
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "batch"),
+    [(8, 4, 256), (6, 1, 264), (8, 3, 288), (8, 5, 320), (6, 5, 300), (3, 1, 264), (8, 64, 512)],
+)
+def test_what_every_device_takes_of_the_usual_batch_has_divisors(gpus: int, nodes: int, batch: int) -> None:
+    """Devices whose number is no power of two share a few more sequences than the usual 256: 11 or 43 for each would leave micro-batches of one."""
+    assert (
+        complete(
+            Given(model="llama-3.2-1b", gpu="h100", gpus_per_node=gpus, nodes=nodes)
+        ).question.job.workload.global_batch
+        == batch
+    )

@@ -38,6 +38,12 @@ _THOUSANDS = re.compile(r"^\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
 _DECIMAL_COMMA = re.compile(r"^\d+(?:\.\d{3})*,\d+$")
 _POINTS_OF_THOUSANDS = re.compile(r"^\d{1,3}(?:\.\d{3})+$")
 _WITH_UNIT = re.compile(r"^([\d.,]+(?:[eE][+-]?\d+)?) ?([A-Za-z]+)$")
+_THOUSANDS_OF_TOKENS = re.compile(r"^(\d{1,4}) ?k$", re.IGNORECASE)
+"""Lengths as pages write them: 4k are 4,096 tokens."""
+_LENGTHS = ("seq_len", "target_len")
+_TYPESET = str.maketrans({**dict.fromkeys("\u00a0\u2007\u2009\u202f", " "), **dict.fromkeys("\u2010\u2011\u2212", "-")})
+"""Blanks that do not break, hyphens and signs of a typeset page, and what a keyboard has for them."""
+_BLANKS_OF_THOUSANDS = re.compile(r"^\d{1,3}(?: \d{3})+(?:[.,]\d+)?$")
 _FACTS = ("whole", "number")
 _SHARES = ("mfu", "hfu")
 _ALIKE = 0.8
@@ -130,7 +136,7 @@ def has_decimal_commas(columns: Sequence[Column], lines: Iterable[Sequence[str]]
 def row_of(columns: Sequence[Column], line: Sequence[str], *, commas: bool, spreadsheet: bool) -> dict[str, str]:
     """One row by the names that columns go by here, its numbers in their units. `commas` stand before decimals; where no number tells and
     a `spreadsheet` parted cells by semicolons, a comma may be either and is left."""
-    cells = [cell.strip() for cell in line]
+    cells = [cell.translate(_TYPESET).strip() for cell in line]
     held = list(zip(columns, cells, strict=True))
     run = {column.name: _cell(column, cell, commas=commas, spreadsheet=spreadsheet) for column, cell in held}
     if any(column.holds == "measured" and _OUT_OF_MEMORY.match(cell) for column, cell in held):
@@ -150,7 +156,9 @@ def _cell(column: Column, cell: str, *, commas: bool, spreadsheet: bool) -> str:
 def _number(column: Column, cell: str, *, commas: bool, spreadsheet: bool) -> str:
     """The text of a number with a point, without a unit; text that is none stays as it is."""
     canonical = _words()[column.name]
-    scale, plain = column.scale, cell
+    if column.name in _LENGTHS and (length := _THOUSANDS_OF_TOKENS.match(cell)):
+        return str(int(length[1]) * KIB)
+    scale, plain = column.scale, cell.replace(" ", "") if _BLANKS_OF_THOUSANDS.match(cell) else cell
     if unit := _WITH_UNIT.match(cell):
         of_cell = _scale(unit[2].lower(), canonical["unit"]) if "unit" in canonical else None
         scale, plain = (scale, cell) if of_cell is None else (of_cell, unit[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -40,6 +41,7 @@ from strategist.facts.profile import (
     profile_of,
     with_dispatcher,
     with_frozen_base,
+    with_fused_loss,
     with_habits,
     with_narrow_weights,
     with_states,
@@ -67,6 +69,12 @@ _LONGEST = re.compile(r"longest example (\d+) tokens")
 _ENGINE = re.compile(r"\bTE\b|\bTransformer Engine\b")
 """Transformer Engine's modules, named among the techniques of a run or beside its framework."""
 _FUSED_UPDATE = re.compile(r"\bfused adamw?\b", re.IGNORECASE)
+_BEFORE_WIDENED = re.compile(r"\btorch (?:1\.\d+|2\.[0-2])\b", re.IGNORECASE)
+"""Releases of torch from before peft 0.11 of May 2024, which makes adapters in float32."""
+_TRAINER = re.compile(r"\btrainer\b|sfttrainer|\btrl\b|llama-?factory", re.IGNORECASE)
+"""Hugging Face's trainer and those that are made of it."""
+_OWN_UPDATE = re.compile(r"fused|apex|cpu|paged|8[ _-]?bit|backward|adafactor|_hf\b")
+"""Updates other than torch's of all weights at once: one kernel's, another library's, the host's, that of weight after weight."""
 _FUSES = re.compile(r"\bfused kernels\b", re.IGNORECASE)
 """Norms, rotation, activation and loss in one kernel each, whoever's they are."""
 _HIDES_EXPERTS = re.compile(
@@ -137,6 +145,8 @@ _MANY = 1e4
 """From here on a number of times is said in three digits."""
 _TOO_MUCH = 10.0
 """A peak of so many times the device's memory is in another unit."""
+_TOO_LITTLE = 1e-4
+"""One of so little of it, too: some megabytes, where a context alone takes hundreds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +180,17 @@ def express(run: Run) -> Case:
     profile = _profile(run, machines)
     shape = as_made(shape_of(run), profile)
     run = _of_images(run, shape) if shape.is_convolutional else run
-    profile = replace(profile, launches_wait=launches_wait(run, machines), reduce_bucket=0)  # no row states it
+    profile = replace(
+        profile,
+        launches_wait=launches_wait(run, machines),
+        reduce_bucket=0,  # no row states it
+        holds_passed=_holds_passed(run),
+    )
     layout = _layout(run, profile, machines)
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
     measured = _measured(run, machines, batch)
     method = adapters_of(run)
-    shape = _adapted(shape, run, measured)
+    shape = _adapted(shape, run, profile, measured)
     known = tuple(name for name, _ in profile.optimizer_state_bytes)
     work = Workload(
         seq_len=_seq_len(run),
@@ -206,6 +221,18 @@ def express(run: Run) -> Case:
     return Case(run["id"], job, tuple(layout.items()), measured, _states_recompute(run))
 
 
+def _holds_passed(run: Run) -> bool:
+    """Whether FSDP1 holds layers with frozen weights under a trainer of Hugging Face, whose checkpoints begin with leaves of their own: FSDP1 hooks what
+    comes into such a layer, and a hooked leaf stays, with its gradient, until backward is over (pytorch/pytorch: torch/distributed/fsdp/_runtime_utils.py,
+    _register_post_backward_reshard_only_hook; torch/utils/checkpoint.py, CheckpointFunction; huggingface/transformers: modeling_utils.py,
+    gradient_checkpointing_enable, use_reentrant). A leaf was counted anew with torch 2.13; other loops checkpoint without them."""
+    sharding, is_sharded = run.get("zero_stage_or_fsdp", "").lower(), run.get("zero_class", "") in ("2", "3", "hsdp")
+    is_first = "fsdp" in sharding and not re.search(
+        r"fsdp ?v?2|fully_shard", sharding + run.get("framework", "").lower()
+    )
+    return bool(adapters_of(run)) and is_sharded and is_first and bool(_TRAINER.search(run.get("framework", "")))
+
+
 def _frozen(run: Run, profile: Profile) -> Profile:
     """The profile for adapters, as a row says where they stand and how what they stand beside rests."""
     detail = run.get("sharding_detail", "")
@@ -228,15 +255,15 @@ def _possible(job: Job, measured: Measured, again: float) -> None:
         )
 
 
-def _adapted(shape: ModelShape, run: Run, measured: Measured) -> ModelShape:
+def _adapted(shape: ModelShape, run: Run, profile: Profile, measured: Measured) -> ModelShape:
     """The model with the adapters that its run states; without rank and matrices a share of weights stands for those beside weights that are not
-    quantised. Raises Unexpressed for quantised layers other than a dense decoder's, and for them where nothing but memory was measured:
-    LitGPT's runs hold up to four bytes more of every matrix' input than weights and adapters account for (its config hub, rows
-    litgpthub-0007 to 0045 of the memory table)."""
+    quantised. Raises Unexpressed for quantised layers other than a dense decoder's, and for LitGPT's where nothing but memory was measured, which
+    hold up to four bytes more of every matrix' input than weights and adapters account for (its config hub, rows litgpthub-0007 to 0045 of the
+    memory table)."""
     method, stated = adapters_of(run), adapters_stated(run)
     if not method or (method == "lora" and stated is None):
         return shape
-    if method == "qlora" and measured.step_s is None:
+    if method == "qlora" and measured.step_s is None and profile.keeping.adapter_bytes:
         raise Unexpressed("task qlora: what is kept beside weights of four bits has no model")
     rank, targets = stated or (DEFAULT_RANK, TARGETS)
     try:
@@ -276,12 +303,17 @@ def _profile(run: Run, machines: Machines) -> Profile:
     compiles = switch_of(run, "compile", "xla")
     loses_its_own = compiles is False and profile.kernels.name == "compiled"
     kernels = "compiled" if compiles else fused or ("eager-composite" if loses_its_own else None)
+    profile = with_fused_loss(profile) if _FUSES.search(detail) else profile
     hides: tuple[Hides, ...] = ("tensor",) if "async" in detail.lower() else ()
     overlaps, fp8 = (bool(words.search(detail)) for words in (_HIDES_EXPERTS, _DISPATCHES_FP8))
     profile = with_dispatcher(profile, merges=merges_copies(detail), fp8=fp8, overlaps=overlaps)
-    profile = replace(profile, update_kernels=_update_kernels(run, machines, profile.update_kernels))
+    kernels_of_update = _update_kernels(run, machines, profile.update_kernels)
+    copies = profile.update_copies * _takes_all_at_once(run, machines)
+    profile = replace(profile, update_kernels=kernels_of_update, update_copies=copies)
     if not _LIBRARY.search(said) or _OWN_MODULES.search(said):
         profile = replace(profile, kernels=replace(profile.kernels, modules=""))
+    if _BEFORE_WIDENED.search(said):
+        profile = replace(profile, kernels=replace(profile.kernels, adapts="apart"))
     return with_habits(
         profile,
         kernels=kernels,
@@ -301,6 +333,14 @@ def _update_kernels(run: Run, machines: Machines, own: UpdateKernels) -> UpdateK
         return "stages"
     is_one = "fused" in said or _FUSED_UPDATE.search(detail) or machines.gpu.startswith("gaudi")
     return "one" if is_one and own != "partitions" else own
+
+
+def _takes_all_at_once(run: Run, machines: Machines) -> bool:
+    """Whether torch's AdamW takes all weights at once, as it does on GPUs unless it is told to be one kernel or to go from weight to weight, and
+    nobody's other update has its name."""
+    said = run.get("optimizer", "").lower() or "adamw"
+    is_other = _OWN_UPDATE.search(said) or _FUSED_UPDATE.search(run.get("sharding_detail", ""))
+    return said.startswith("adam") and not is_other and gpu_by_id(machines.gpu).vendor in ("NVIDIA", "AMD")
 
 
 def _replicated(run: Run, profile: Profile) -> Profile:
@@ -590,6 +630,8 @@ def _measured(run: Run, machines: Machines, batch: int) -> Measured:
         )
     if step is None and by_rate is not None:
         step = by_rate[0]
+    if step is not None and is_oom:
+        raise Unexpressed(f"the row contradicts itself: it went out of memory, and its step takes {step:.3g} s")
     peak = number(run, "peak_mem_gb")
     if step is None and peak is None and not is_oom:
         has_rate = any(number(run, name) for name in ("tflops_per_gpu", "mfu") if run.get(name, ""))
@@ -600,19 +642,26 @@ def _measured(run: Run, machines: Machines, batch: int) -> Measured:
 
 
 def _step_by_rate(run: Run, machines: Machines, batch: int) -> tuple[float, str] | None:
-    """Seconds of a step by the first rate that the row states, and its column."""
+    """Seconds of a step by the first rate that the row states, and its column. Raises Unexpressed for a rate that no number of seconds comes to."""
     for name, steps in _RATES.items():
         rate = number(run, name)
         if rate is not None:
             sequences, tokens = batch, batch * needed(run, "seq_len")
             share = machines.counted_gpus if name == "tokens_per_s_per_gpu" else 1.0
-            return {"steps": 1, "sequences": sequences, "tokens": tokens}[steps] / (rate * share), name
+            step = {"steps": 1, "sequences": sequences, "tokens": tokens}[steps] / (rate * share)
+            if not 0.0 < step < math.inf:
+                raise Unexpressed(f"the row contradicts itself: {name} means a step of {step:.0f} s")
+            return step, name
     return None
 
 
 def _possible_peak(peak_GB: float | None, machines: Machines) -> None:
-    """Raises Unexpressed for a figure in megabytes: published ones that count more than the device has, counted on paper, stay below twice its memory."""
+    """Raises Unexpressed for a figure in terabytes, and for one in megabytes: published ones that count more than the device has, counted on paper, stay below twice its memory."""
     memory = cluster_of(machines).smallest.memory_bytes / 1e9
+    if peak_GB is not None and peak_GB < _TOO_LITTLE * memory:
+        raise Unexpressed(
+            f"the row contradicts itself: its peak is less than {_TOO_LITTLE:g} of the device's memory, as one in TB would be"
+        )
     if peak_GB is not None and peak_GB > _TOO_MUCH * memory:
         raise Unexpressed(
             f"the row contradicts itself: its peak is more than {_TOO_MUCH:.0f} times the device's memory, as one in MB would be"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from strategist.accuracy.cells import unread_columns, with_near_names
@@ -19,6 +19,8 @@ from strategist.timing.intervals import Interval
 from strategist.units import counted, plain_text
 
 INDENT = 14
+REASONS = 24
+"""How many reasons why rows have no prediction are told apart."""
 LISTED = 5
 """How many of several things are named: runs that factors do not explain, and places that factors are about."""
 
@@ -98,19 +100,24 @@ def inside_text(judged: Sequence[Judged], near: tuple[Near, ...], width: int) ->
 def skipped_text(judged: Sequence[Judged], width: int) -> list[Line]:
     """How many rows teach nothing, by reason."""
     reasons = Counter(one.skipped or "no step time is stated" for one in judged if not one.measured_s)
-    return [
-        piece
-        for reason, number in reasons.most_common()
-        for piece in wrapped("skipped", f"{number}: {reason}", width, indent=INDENT, style="dim")
-    ]
+    return list(_reasons(dict(reasons.most_common()), "skipped", width))
+
+
+def _reasons(counts: Mapping[str, int], key: str, width: int) -> Iterator[Line]:
+    """How many rows have no prediction, by reason, the most common first; where there are many, the rest together."""
+    for reason, number in list(counts.items())[:REASONS]:
+        yield from wrapped(key, f"{number}: {reason}", width, indent=INDENT, style="dim")
+    rest = list(counts.values())[REASONS:]
+    if rest:
+        words = f"{sum(rest)}: {counted(len(rest), 'other reason')} (accuracy --verbose has every row's)"
+        yield from wrapped(key, words, width, indent=INDENT, style="dim")
 
 
 def _block(group: Group, width: int) -> Iterator[Line]:
     title = ", ".join(f"{value or '(not stated)'}" for value in group.key.values()) or "all rows"
     yield from wrapped("", title, width, indent=0, style="title")
     yield from wrapped("  covered", f"{group.covered} of {counted(group.rows, 'row')}", width, indent=INDENT)
-    for reason, number in group.skipped.items():
-        yield from wrapped("  skipped", f"{number}: {reason}", width, indent=INDENT, style="dim")
+    yield from _reasons(group.skipped, "  skipped", width)
     if group.time is not None:
         t = group.time
         words = f"median factor x{t.factor:.3f}, bias {100 * t.bias:+.1f} %, within 10 % {100 * t.within_10:.0f} %, within 25 % {100 * t.within_25:.0f} %"

@@ -8,13 +8,15 @@ import math
 from collections.abc import Mapping, Sequence
 
 from strategist.accuracy.cells import Column, columns_of_header, has_decimal_commas, row_of
-from strategist.errors import InputError, did_you_mean, shown
+from strategist.errors import InputError, nearest, shown
 from strategist.reading import parse_json, read_text
 
 Run = Mapping[str, str]
 
 NEEDED = ("hardware", "gpus_total", "model", "seq_len")
 MAX_ROWS = 100_000
+LISTED = 12
+"""Columns of a header that an error names."""
 SEPARATORS = ",;\t"
 """What stands between cells; of those that a header has as often, the first."""
 LARGEST: Mapping[str, int] = {"": 2**17, "seq_len": 2**24, "global_batch_seqs": 2**24, "vocab": 2**24, "layers": 4096}
@@ -89,7 +91,7 @@ def _check_header(columns: Sequence[Column], header: Sequence[str], path: str, f
             f"{flag}: {shown(path)} has no column {name}.",
             flag=flag,
             value=path,
-            hint=did_you_mean(name, header),
+            hint=_meant(name, header),
         )
         for name in NEEDED
         if name not in names
@@ -97,6 +99,14 @@ def _check_header(columns: Sequence[Column], header: Sequence[str], path: str, f
     if faults:
         faults[0].also = tuple(faults[1:])
         raise faults[0]
+
+
+def _meant(name: str, header: Sequence[str]) -> str:
+    """What to do about a column that is not there: the nearest that are, or how to name it beside all that are."""
+    close = nearest(name, header)
+    has = ", ".join(shown(own) for own in header[:LISTED])
+    more = f" and {len(header) - LISTED} more" if len(header) > LISTED else ""
+    return f"Did you mean {' or '.join(close)}?" if close else f"Name that column {name}; the header has {has}{more}."
 
 
 def _check_rows(runs: list[dict[str, str]], path: str, flag: str) -> None:

@@ -24,6 +24,7 @@ from strategist.emitters.deepspeed import CLIP_NORM, MASTERED
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.torchrun import job_files, torchrun_launcher
 from strategist.errors import shown
+from strategist.facts.buildable import odd_wiring
 from strategist.facts.model import ModelShape
 from strategist.records import replace
 
@@ -154,6 +155,7 @@ def is_plain_transformer(model: ModelShape) -> bool:
         and model.norm in NORMS
         and model.pos in POSITIONS
         and model.norms_per_layer == 2
+        and not any(odd_wiring(model))
         and model.final_norm
         and model.qk_norm in ("", "head")
         and (model.mlp_gated, model.mlp_act) in ((True, "silu"), (False, "gelu"))

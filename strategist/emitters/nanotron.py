@@ -16,6 +16,7 @@ from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.megatron import checkout_script, copies
 from strategist.emitters.serial import yaml_text
 from strategist.emitters.torchrun import job_files, layout_comment, torchrun_launcher
+from strategist.facts.buildable import odd_wiring
 from strategist.facts.model import ModelShape
 from strategist.records import replace
 
@@ -89,6 +90,7 @@ def is_llama(model: ModelShape) -> bool:
             model.embed_norm or model.extra_parameters or model.layer_extra_parameters or model.other_tower_parameters
         )
         and model.head_dim * model.heads == model.hidden
+        and not any(odd_wiring(model))
         and (model.v_dim, model.emb_dim, model.norms_per_layer) in ((0, 0, 2), (model.head_dim, model.hidden, 2))
     )
 

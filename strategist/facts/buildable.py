@@ -12,6 +12,7 @@ FREE = frozenset(
         "name", "family", "layers", "hidden", "vocab", "ffn_hidden", "heads", "kv_heads", "head_dim", "tied", "max_seq",
         "pos_rows", "mlp_gated", "mlp_bias", "qkv_bias", "o_bias", "lm_head_bias", "window", "full_every", "pattern", "moe",
         "parameters_stated", "basis", "source", "notes", "called", "adapters", "act_form",
+        "model_type", "parallel_block",
     }
 )  # fmt: skip
 """Fields of a shape that may have any value; some are looked at more closely below. Every form of GELU is one kernel here."""
@@ -29,9 +30,6 @@ CHOICES: dict[str, tuple[object, ...]] = {
 """Fields with more values than their default. Every other field must have its default, which is Llama's."""
 
 OTHER_WIRING = {
-    "gpt-neox": "attention and feed-forward part side by side",
-    "pythia": "attention and feed-forward part side by side",
-    "falcon": "attention and feed-forward part side by side",
     "olmo2": "norms behind attention and feed-forward part",
     "olmo3": "norms behind attention and feed-forward part",
     "flex-olmo": "norms behind attention and feed-forward part",
@@ -74,11 +72,14 @@ def departures(shape: ModelShape) -> tuple[str, ...]:
     for a pre-norm decoder such as GPT-2, Llama, Mistral, Qwen, Mixtral. Of another kind of model nothing else is said."""
     if shape.kind not in CHOICES["kind"]:
         return (f"kind = {shape.kind}",)
-    return (*_odd_wiring(shape), *_odd_fields(shape), *_odd_sizes(shape)) or tuple(_odd_layers(shape))
+    return (*odd_wiring(shape), *_odd_fields(shape), *_odd_sizes(shape)) or tuple(_odd_layers(shape))
 
 
-def _odd_wiring(shape: ModelShape) -> Iterator[str]:
+def odd_wiring(shape: ModelShape) -> Iterator[str]:
+    """How its layers are put together where that is not one norm and one part behind the other, or how its router weighs experts."""
     family = shape.family.replace("_", "-")
+    if shape.parallel_block:
+        yield "attention and feed-forward part side by side"
     if family in OTHER_WIRING:
         yield OTHER_WIRING[family]
     if shape.moe is not None and family in OTHER_ROUTERS:

@@ -87,6 +87,7 @@ def shape_from_neox(values: Mapping[str, Any], flag: str) -> ModelShape:
         pos=pos,
         pos_rows=max_seq if pos == "learned" else 0,
         norm=config.chosen("norm", NORMS),
+        parallel_block=config.yes("gpt_j_residual"),
         mlp_gated=config.word("activation") in GATED,
         mlp_act=act,
         mlp_bias=config.yes("use_bias_in_mlp"),

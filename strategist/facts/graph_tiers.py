@@ -67,6 +67,7 @@ def _linked_network(cluster: Cluster) -> Tier:
         device_Bps=slowest.Bps,
         hop_s=known.hop_s,
         base_s=known.base_s,
+        tree_s=known.tree_s,
         cuts=cuts,
         basis=cluster.groups[0].node.basis,
         source=cluster.groups[0].node.source,

@@ -21,7 +21,7 @@ class GroupLink:
 
     `Bps` is the nominal rate of a ring through the group (bus bandwidth, one direction); `ring_Bps`, `all_reduce_Bps`
     and `all_to_all_Bps` are the bus bandwidths that large collectives reach, `send_Bps` the rate of messages that every member sends to the next. `latency_s` is one walk around the ring
-    plus the fixed cost of a collective, `fill_s` what a message large enough to fill the links takes besides, and `walk_s` what one that walks
+    plus the fixed cost of a collective, `tree_s` one way up a tree of nodes plus that cost, `fill_s` what a message large enough to fill the links takes besides, and `walk_s` what one that walks
     through several nodes takes at most beyond that. `tier` limits `Bps`, and `domains` of the tier below it hold the group's
     members. A group of one has no limit: infinite rates, no latency, no tier.
     """
@@ -36,6 +36,7 @@ class GroupLink:
     send_Bps: float
     fill_s: float
     walk_s: float
+    tree_s: float
 
 
 class GroupColumns(NamedTuple):
@@ -52,6 +53,7 @@ class GroupColumns(NamedTuple):
     send_Bps: Reals
     fill_s: Reals
     walk_s: Reals
+    tree_s: Reals
     leave: Mask
     between_Bps: Reals
     inside: Column
@@ -83,6 +85,7 @@ def group_bandwidth(tiers: tuple[Tier, ...], size: int, stride: int = 1) -> Grou
         send_Bps=float(row.send_Bps[0]),
         fill_s=float(row.fill_s[0]),
         walk_s=float(row.walk_s[0]),
+        tree_s=float(row.tree_s[0]),
     )
 
 
@@ -98,7 +101,8 @@ def group_columns(tiers: tuple[Tier, ...], size: Column, stride: Column) -> Grou
         below = within
         inside = inside if level_of(tier.kind) == NETWORK else within
     fixed = _fixed_cost(tiers, size, stride)
-    return found._replace(latency_s=np.where(size > 1, found.latency_s + fixed, 0.0), inside=inside)
+    latency_s, tree_s = (np.where(size > 1, steps + fixed, 0.0) for steps in (found.latency_s, found.tree_s))
+    return found._replace(latency_s=latency_s, tree_s=tree_s, inside=inside)
 
 
 class _Place(NamedTuple):
@@ -123,6 +127,7 @@ def _nothing(rows: int) -> GroupColumns:
         free,
         np.zeros(rows),
         np.zeros(rows),
+        np.zeros(rows),
         np.zeros(rows, np.bool_),
         free,
         np.ones(rows, np.int64),
@@ -143,6 +148,7 @@ def _narrowed(found: GroupColumns, index: int, crossed: Mask, here: GroupColumns
         send_Bps=np.where(crossed, np.minimum(here.send_Bps, found.send_Bps), found.send_Bps),
         fill_s=found.fill_s + np.where(crossed, here.fill_s, 0.0),
         walk_s=found.walk_s + np.where(crossed, here.walk_s, 0.0),
+        tree_s=found.tree_s + np.where(crossed, here.tree_s, 0.0),
         leave=found.leave | (crossed & here.leave),
         between_Bps=np.where(crossed, np.minimum(here.between_Bps, found.between_Bps), found.between_Bps),
         inside=found.inside,
@@ -163,6 +169,7 @@ def worse(one: GroupColumns, other: GroupColumns) -> GroupColumns:
         send_Bps=np.minimum(one.send_Bps, other.send_Bps),
         fill_s=np.maximum(one.fill_s, other.fill_s),
         walk_s=np.maximum(one.walk_s, other.walk_s),
+        tree_s=np.maximum(one.tree_s, other.tree_s),
         leave=one.leave | other.leave,
         between_Bps=np.minimum(one.between_Bps, other.between_Bps),
         inside=np.minimum(one.inside, other.inside),
@@ -189,6 +196,7 @@ def _at_tier(tier: Tier, place: _Place) -> GroupColumns:
         send_Bps=(nominal if tier.port_Bps is None else np.minimum(nominal, tier.port_Bps)) * ring,
         fill_s=np.zeros_like(fill) if leaves else fill,
         walk_s=(steps if leaves else size / within - 1.0) * fill,
+        tree_s=np.log2(within / below) * tier.tree_s if leaves else (within / below - 1.0) * tier.hop_s,
         leave=np.full(len(size), leaves),
         between_Bps=exchanged if leaves else np.full(len(size), np.inf),
         inside=below,

@@ -23,7 +23,8 @@ def weakest(*bases: Basis) -> Basis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One accelerator (or the CPU as a device). Peaks are dense with fp32 accumulation; None means unsupported."""
+    """One accelerator (or the CPU as a device). Peaks are dense with fp32 accumulation; None means unsupported. One that `shares_host` has no
+    memory of its own: what leaves it for the host stays where it was."""
 
     name: str
     title: str
@@ -39,6 +40,7 @@ class Gpu:
     fp4_FLOPs: float | None = None
     matmul_measured_FLOPs: float | None = None
     host_Bps: float | None = None
+    shares_host: bool = False
     sm_count: int | None = None
     compute_capability: str | None = None
     tdp_W: float | None = None
@@ -99,8 +101,15 @@ class Node:
 
 
 def with_gpus(node: Node, gpus: int) -> Node:
-    """The node with fewer of its devices."""
-    return replace(node, gpus=gpus, fast_domain=min(node.fast_domain, gpus))
+    """The node with its first `gpus` devices and what joins them: in a mesh each keeps its links to those that are left."""
+    left = {f"gpu{i}" for i in range(gpus)}
+    links = tuple(
+        link for link in node.links if all(end in left or not end.startswith("gpu") for end in (link.a, link.b))
+    )
+    peers = (gpus - 1) / (node.gpus - 1) if node.topology.endswith("-mesh") and node.gpus > 1 else 1.0
+    return replace(
+        node, gpus=gpus, fast_domain=min(node.fast_domain, gpus), intra_Bps=node.intra_Bps * peers, links=links
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +158,11 @@ class Cluster:
     def without_drive(self) -> Node | None:
         """A node of which no drive is known; none where state can rest on drives."""
         return next((group.node for group in self.groups if not group.node.nvme_read_Bps), None)
+
+    @property
+    def shares_host(self) -> bool:
+        """Whether devices of some node and its host have one memory."""
+        return any(group.node.gpu.shares_host for group in self.groups)
 
     @property
     def is_regular(self) -> bool:

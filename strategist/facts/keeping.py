@@ -17,8 +17,8 @@ class Keeping:
 
     Of a layer: `gathered_inputs` keeps the inputs of column-cut matrices as gathered by sequence parallelism, not a rank's
     own part; `projected` keeps what the query, key and value matrix gave beside the rotated copies, because the values are a
-    view of it; `activated` keeps act(gate) beside gate and up; `expert_outputs` what routed experts gave; `rms_bytes` are
-    kept per element of an RMSNorm's input beside the input; `mask_bytes` per element of each dropout of the residual stream,
+    view of it, and `copied_output` a copy of what attention gave; `activated` keeps act(gate) beside gate and up; `expert_outputs` what routed experts gave; `rms_bytes` are
+    kept per element of an RMSNorm's input beside the input, `norm_bytes` of any norm's (facts/module_forms.py); `mask_bytes` per element of each dropout of the residual stream,
     in models that train with dropout (plain MLPs; recipes of gated models have none); where attention is unfused, `drops_scores`
     says that such models drop scores too, and `wide_softmax` that the softmax of gated models, and any under autocast, is in float32;
     `float8_inputs` keeps inputs of matrices in one byte
@@ -58,6 +58,8 @@ class Keeping:
     pipes_from: int = 0
     piped_outputs: PipedOutputs = "compute"
     holds_logits: bool = False
+    copied_output: bool = False
+    norm_bytes: float = 0.0
 
 
 @cache

@@ -12,12 +12,14 @@ from strategist.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """What is known about one kind of link. `shares` ascend in `gpus`; a count between two rows takes the smaller."""
+    """What is known about one kind of link. `shares` ascend in `gpus`; a count between two rows takes the smaller. A step up or down a tree
+    takes `tree_s`, as long as one along a ring where nothing else is known."""
 
     kind: Kind
     shares: tuple[Share, ...]
     hop_s: float
     base_s: float
+    tree_s: float
     basis: Basis
     source: str
 
@@ -41,6 +43,7 @@ def efficiency(kind: Kind, variant: str = "", *, in_switch: bool = True) -> Effi
         shares=tuple(_share(row, in_switch) for row in chosen),
         hop_s=first["hop_us"] * 1e-6,
         base_s=first["base_us"] * 1e-6,
+        tree_s=first["tree_us" if "tree_us" in first else "hop_us"] * 1e-6,
         basis=first["basis"],
         source=first["source"],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 
 from strategist.catalog import Row, rows
-from strategist.facts.hardware import Gpu, Node, Topology
+from strategist.facts.hardware import Gpu, Node, Topology, with_gpus
 from strategist.facts.nodes import reference_counts, reference_node
 from strategist.facts.resolved import Assumption
 from strategist.records import dataclass, replace
@@ -52,22 +52,17 @@ def part_of(whole: Node, gpus: int) -> Node:
     """The first `gpus` devices of a node, with an even part of its host; ports are shared out where each GPU has one."""
     part = gpus / whole.gpus
     own_port = whole.nics >= whole.gpus
-    mesh = whole.topology.endswith("-mesh") and whole.gpus > 1
-    ids = {f"gpu{i}" for i in range(gpus)}
     domain = max(int(whole.fast_domain * part) // gpus, 1) * gpus
     return replace(
-        whole,
+        with_gpus(whole, gpus),
         name=f"{gpus}-of-{whole.name}",
-        gpus=gpus,
         fast_domain=domain,
         topology=whole.topology if domain > 1 else "none",
-        intra_Bps=whole.intra_Bps * (gpus - 1) / (whole.gpus - 1) if mesh else whole.intra_Bps,
         inter_Bps=whole.inter_Bps * part if own_port else whole.inter_Bps,
         nics=round(whole.nics * part) if own_port else whole.nics,
         vcpus=None if whole.vcpus is None else max(1, int(whole.vcpus * part)),
         ram_bytes=None if whole.ram_bytes is None else int(whole.ram_bytes * part),
         nvme_read_Bps=None if whole.nvme_read_Bps is None else whole.nvme_read_Bps * part,
-        links=tuple(link for link in whole.links if link.a in ids and link.b in ids),
         basis="assumed",
         source=f"{gpus} of the {whole.gpus} GPUs of {whole.name}: {whole.source}",
     )

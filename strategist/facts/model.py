@@ -50,7 +50,9 @@ class ModelShape:
     `layer_extra_parameters` those of every single layer; `extra` keeps what only one family has. `emb_dim` is the width
     of the token table where it is not the model's, `v_dim` the width of a value head where it is not `head_dim` (0: it
     is), `full_heads` the heads of full-attention layers where sliding ones have others. `act_form` is the word that configurations have for
-    the activation where it says more than `mlp_act` (`gelu_new` is a gelu; facts/act_forms.py knows which of them are many operations). With `adapters` the weights are frozen
+    the activation where it says more than `mlp_act` (`gelu_new` is a gelu; facts/act_forms.py knows which of them are many operations). `model_type` is the word that
+    Transformers has for its modules of this architecture (facts/module_forms.py knows what these keep of their own). In a `parallel_block` attention and
+    the feed-forward part read the same stream, through one norm or one each (Wang, Komatsuzaki 2021, GPT-J). With `adapters` the weights are frozen
     and small matrices beside them are trained, which count as matrices of the layers. `tables` are rows and width of every
     table of embeddings in a module that nobody described, whose weights the other fields count. `called` is the name that was said where
     the catalogue has another model of the same shape. `vocab` is what the model gives
@@ -79,12 +81,14 @@ class ModelShape:
     pos_rows: int = 0
     norm: Norm = "rmsnorm"
     norms_per_layer: int = 2
+    parallel_block: bool = False
     final_norm: bool = True
     embed_norm: bool = False
     qk_norm: QkNorm = ""
     mlp_gated: bool = True
     mlp_act: str = "silu"
     act_form: str = ""
+    model_type: str = ""
     mlp_bias: bool = False
     qkv_bias: bool = False
     k_bias: bool = True
@@ -116,6 +120,11 @@ class ModelShape:
     def depth(self) -> int:
         """Layers in all, of an encoder and of the decoder behind it."""
         return self.enc_layers + self.layers
+
+    @property
+    def shares_norm(self) -> bool:
+        """Whether attention and the feed-forward part of a layer read the result of one norm."""
+        return self.parallel_block and self.norms_per_layer == 1
 
     @property
     def learned_positions(self) -> int:

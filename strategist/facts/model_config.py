@@ -47,6 +47,7 @@ def shape_from_config(config: Mapping[str, Any], flag: str = "--model-config", *
         shape,
         name=_name(config, model_type),
         family=model_type,
+        model_type=model_type,
         source=f"configuration given with {flag}, read as {model_type}",
         notes=(
             *_remote_code(top, tower),

@@ -31,6 +31,7 @@ def network_tier(cluster: Cluster) -> Tier:
         device_Bps=uplink_Bps(slowest) / cluster.oversubscription,
         hop_s=known.hop_s,
         base_s=known.base_s,
+        tree_s=known.tree_s,
         shares=known.shares,
         port_Bps=port_Bps(slowest),
         basis=slowest.basis,

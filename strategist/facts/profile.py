@@ -39,8 +39,8 @@ class Formats:
     master: str
 
 
-Adapts = Literal["joint", "compiled", "apart"]
-"""One product that scales and adds; a kernel for both behind it; operations of torch, dropout among them."""
+Adapts = Literal["joint", "compiled", "apart", "widened"]
+"""One product that scales and adds; a kernel for both behind it; operations of torch, dropout among them; the same in float32 where weights are not quantised."""
 Unpacks = Literal["nf4", "gptq"]
 """bitsandbytes' kernel, in either pass; AutoGPTQ's operations of torch, whose result backward reads."""
 
@@ -123,7 +123,8 @@ class Profile:
     on the host, and none on the device once ZeRO shares them out; `reduce_bucket` is how many gradients DeepSpeed's ZeRO has room for in the buffers from
     which it reduces them; `launches_wait` that the CPU waits for every kernel before it issues the
     next (CUDA_LAUNCH_BLOCKING=1), as a run or its machine says; `head_tokens` is the share of tokens that head and loss see, where
-    only those that were masked are picked out before them; `loads_all` that torch is of before 2.0, whose processes hold all of its kernels; `stays_whole`
+    only those that were masked are picked out before them; `loads_all` that torch is of before 2.0, whose processes hold all of its kernels; `holds_passed`
+    that layers which are computed again keep their input and its gradient until backward is over; `stays_whole`
     that under ZeRO-2 every rank has all weights at all times, and gets all gradients to keep its part of them; `reuse_distance` that ZeRO-3 lets go of no
     weight that work on so many others, one after the other, leads back to."""
 
@@ -168,6 +169,7 @@ class Profile:
     reduce_bucket: int = 0
     head_tokens: float = 1.0
     loads_all: bool = False
+    holds_passed: bool = False
     stays_whole: bool = False
     reuse_distance: int = 0
 
@@ -320,7 +322,10 @@ def with_habits(
     ):  # nothing is computed again in backward then
         keeping = find_keeping("eager")
     found = profile.kernels if kernels is None else find_kernels(kernels)
-    found = replace(found, unpacks=unpacks)
+    own = (
+        profile.kernels.adapts if kernels == "fused" else found.adapts
+    )  # kernels of norms and activations leave adapters as they are
+    found = replace(found, unpacks=unpacks, adapts=own)
     return replace(
         profile,
         kernels=found if cast_bytes is None else replace(found, cast_bytes=cast_bytes),
@@ -331,6 +336,17 @@ def with_habits(
         redoes=redoes,
         light=light or profile.light,
     )
+
+
+def with_fused_loss(profile: Profile) -> Profile:
+    """The profile of a run whose loss is one kernel: it finds log-probabilities as it goes and writes the gradient over the float32 logits that it read, so
+    that one float32 tensor of the vocabulary is never made (Dao-AILab/flash-attention: flash_attn/ops/triton/cross_entropy.py, inplace_backward;
+    unslothai/unsloth: unsloth/kernels/cross_entropy_loss.py). Where losses do so anyhow, it is the same."""
+    keeping = profile.keeping
+    if not keeping.forward_float32 < keeping.backward_float32:
+        return profile
+    fewer = {name: getattr(keeping, name) - 1 for name in ("forward_float32", "backward_float32")}
+    return replace(profile, keeping=replace(keeping, **fewer))
 
 
 def as_compiled(profile: Profile) -> Profile:

@@ -67,6 +67,11 @@ def shape_for_size(text: str, flag: str = "--model-size") -> SizedModel:
     return SizedModel(shape, "ladder", asked, spread_around(asked))
 
 
+def named_sizes() -> frozenset[int]:
+    """Sizes that are names of real models, whose shapes they stand for, in parameters."""
+    return frozenset(parse_count(row["size"], "size", low=1, high=LARGEST, example="7B") for row in rows("size_names"))
+
+
 def with_positions(shape: ModelShape, seq_len: int) -> ModelShape:
     """A shape that stands for a size, with at least as many positions as sequences have tokens."""
     if not 0 < shape.max_seq < seq_len:

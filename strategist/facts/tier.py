@@ -74,7 +74,8 @@ class Tier:
     outside its domain of the tier below: its share of the uplink. `cuts`, when given, replace that product inside the
     domain. `port_Bps` is what one message between two devices gets at most: a ring
     of devices leaves a node through one of them, however many of the node's devices are in it; None where that is not
-    known and it may get as much as a ring. `base_s` is paid once per collective, `hop_s` per step that crosses this tier.
+    known and it may get as much as a ring. `base_s` is paid once per collective, `hop_s` per step along a ring that crosses this tier, and
+    between nodes `tree_s` per step up or down a tree.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Tier:
     device_Bps: float
     hop_s: float
     base_s: float = 0.0
+    tree_s: float = 0.0
     shares: tuple[Share, ...] = (Share(0, 1.0, 1.0, 1.0),)
     cuts: tuple[Cut, ...] = ()
     port_Bps: float | None = None

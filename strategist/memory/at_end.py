@@ -176,9 +176,10 @@ def updating(step: Step) -> Instant:
         "activations": step.inputs,
         "pipeline_buffers": theirs,
     }
-    copies = step.trained * step.stored * step.job.profile.update_copies
+    is_adamw = step.job.workload.optimizer == "adamw"
+    copies = step.trained * step.stored * step.job.profile.update_copies * is_adamw
     if copies:
-        terms["temporaries"] = copies * _owned(step)
+        terms["temporaries"] = copies * _owned(step) * c.is_word("offload", "none")[:, None]
     elif step.job.profile.has_units and step.job.workload.optimizer == "adamw8bit":
         terms["temporaries"] = decoded_bytes(_owned(step)) * c.is_word("offload", "none")[:, None]
     elif step.job.workload.optimizer == "muon":  # once the other end's gradient is gone

@@ -96,8 +96,15 @@ class Layers:
 
     @cached_property
     def kept_with_experts(self) -> Reals:
-        """What a layer with experts keeps."""
-        return self._of_routed(self.one)
+        """What a layer with experts keeps, where they differ in their other parts on average, (C, S)."""
+        with_experts = self.group.layers_SK[:, self.have_experts]
+        every = with_experts.astype(np.float64) @ self.one.T[self.have_experts]
+        return np.asarray((every / np.maximum(with_experts.sum(axis=1), 1)[:, None]).T)
+
+    def let_go_with_experts(self, passed: Reals, number: Reals) -> Reals:
+        """What `passed` layers with experts of `number` have kept: their share of the others, whatever their sort."""
+        beyond = self.kept_with_experts - self._of_routed(self.one)
+        return np.asarray(passed * self.kept_with_experts + passed / np.maximum(number - 1.0, 1.0) * beyond)
 
     @cached_property
     def made_by_experts(self) -> Reals:

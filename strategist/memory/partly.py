@@ -171,10 +171,12 @@ class SideStep(Step):
         """As `Step` has it, of these layers alone."""
         layers, turns = self.layers, self.layers.turns
         chunks = int(self.chunks.max())
-        own = turns.looked_at(layers.group.layers_SK[:, layers.have_experts].sum(axis=1) // chunks)
+        every = layers.group.layers_SK[:, layers.have_experts].sum(axis=1) // chunks
+        own = turns.looked_at(every)
         before = turns.place(own)[:, None, None, :].astype(np.float64)
         number = own[:, None, None, :].astype(np.float64)
-        return number, before, number * layers.kept_with_experts + self._others_let_go(before)
+        let_go = layers.let_go_with_experts(number, every.astype(np.float64))
+        return number, before, let_go + self._others_let_go(before)
 
     def in_given_layer(self, gone: Reals) -> LayerInstants:
         """As `Step` has it: nothing is given to another layer than a chunk's last one."""

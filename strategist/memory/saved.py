@@ -25,7 +25,8 @@ from strategist.facts.job import Job
 from strategist.facts.keeping import Keeping, find_keeping
 from strategist.facts.layers import build_layer
 from strategist.facts.model import Adapters, LayerKind, Mla, ModelShape, Moe, Ssm
-from strategist.facts.profile import BYTES, Light, act_form_of
+from strategist.facts.module_forms import find_module_form, kept_by_modules
+from strategist.facts.profile import BYTES, Light, act_form_of, numbers_of
 from strategist.records import dataclass, replace
 from strategist.space.shares import target_share
 
@@ -108,8 +109,9 @@ def habits_of(job: Job) -> Habits:
     each = score_bytes(job) if scores else 0.0
     is_cast = profile.keeping.wide_softmax and _is_autocast(job)
     form = act_form_of(profile.kernels, job.model, job.formats)
+    modules = find_module_form(profile.kernels.modules, job.model.model_type)
     return Habits(
-        keeping=profile.keeping,
+        keeping=kept_by_modules(profile.keeping, modules, numbers_of(job.formats), is_fused=not scores),
         light=profile.light,
         scores=scores,
         score_bytes=each,
@@ -166,7 +168,7 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     adapters = _adapters(shape, kind, keeping) if habits.is_frozen else ()
     if shape.adapters is not None:
         adapters = _beside_frozen(shape, shape.adapters, kind)
-    under_autocast = _under_autocast(shape, kind) if habits.is_cast else ()
+    under_autocast = _under_autocast(shape, kind, keeping) if habits.is_cast else ()
     first, *rest = (*mixed, *ffn, *_operations(shape, kind, habits), *_masks(shape, kind, keeping), *under_autocast, *adapters)  # fmt: skip
     every = (replace(first, policies=ALWAYS, part="entry"), *rest)
     if share != 1.0:
@@ -257,7 +259,9 @@ READERS: Mapping[str, tuple[str, ...]] = {
 def _frozen(shape: ModelShape) -> tuple[str, ...]:
     """Rows that nothing reads in backward, because none of the matrices that read them has an adapter."""
     targets = shape.adapters.targets if shape.adapters is not None else ()
-    return tuple(row for row, readers in READERS.items() if not set(readers) & set(targets))
+    also = READERS["ffn_input"] if shape.shares_norm else ()
+    read = {**READERS, "qkv_input": (*READERS["qkv_input"], *also)}
+    return tuple(row for row, readers in read.items() if not set(readers) & set(targets))
 
 
 def _beside_frozen(shape: ModelShape, adapters: Adapters, kind: LayerKind) -> tuple[Saved, ...]:
@@ -288,21 +292,23 @@ def _masks(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved,
     return (Saved("masks", width, "sequence", is_float8=True),) if width else ()
 
 
-def _under_autocast(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
+def _under_autocast(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:
     """What weights in float32 make of the residual stream where plain modules run under autocast: sums and norms are in float32, two bytes
     more of each norm's input, and each matrix has a cast copy of its own of what a norm gave, since only weights' copies are found again
-    (pytorch: aten/src/ATen/autocast_mode.cpp, cached_cast; docs/source/amp.rst). GPT-2's kin read it with one matrix of attention."""
-    apart = shape.mlp_gated or shape.kind != "decoder"
+    (pytorch: aten/src/ATen/autocast_mode.cpp, cached_cast; docs/source/amp.rst). GPT-2's kin read it with one matrix of attention, and so do those that part what one matrix gave into views."""
+    gated = shape.mlp_gated and not keeping.projected
+    apart = gated or shape.kind != "decoder"
     entry = Saved("wide_entry", 2 * shape.hidden, "autocast", ALWAYS, part="rest", is_float8=True)
     copies = Saved("qkv_copies", 2 * shape.hidden * apart, "autocast", part="mixer")
     if kind.ffn == "none":
         return entry, copies
-    between = Saved("wide_ffn_norm_input", 2 * shape.hidden, "autocast", is_float8=True)
+    again = not shape.parallel_block  # else it is the stream that attention's norm reads
+    between = Saved("wide_ffn_norm_input", 2 * shape.hidden * again, "autocast", is_float8=True)
     return (
         entry,
         copies,
         between,
-        Saved("ffn_copies", shape.hidden * (shape.mlp_gated and kind.ffn != "moe"), "autocast"),
+        Saved("ffn_copies", shape.hidden * ((gated and kind.ffn != "moe") + shape.shares_norm), "autocast"),
     )
 
 
@@ -315,11 +321,12 @@ def _norm(shape: ModelShape, name: str, keeping: Keeping) -> tuple[Saved, ...]:
 
 def _beside_norm(shape: ModelShape, width: float, norms: float, keeping: Keeping) -> float:
     """What norms of so many elements in all keep beside their input, in numbers of float32: statistics of each, and the copies of who runs
-    RMSNorm operation by operation. Half of these feed the product with a weight, which not every such norm has."""
+    them operation by operation. Half of RMSNorm's feed the product with a weight, which not every such norm has."""
+    copies = keeping.norm_bytes / 4.0 * width
     if not shape.norm.startswith("rms"):
-        return 2 * norms
+        return 2 * norms + copies
     has_weight = shape.norm == "rmsnorm"
-    return norms + keeping.rms_bytes / 4.0 * width * (1.0 if has_weight else 0.5)
+    return norms + keeping.rms_bytes / 4.0 * width * (1.0 if has_weight else 0.5) + copies
 
 
 def _behind(shape: ModelShape, name: str, keeping: Keeping) -> tuple[Saved, ...]:
@@ -359,6 +366,7 @@ def _attention(shape: ModelShape, keeping: Keeping, prefix: str, keys: float = 1
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim * keys
     is_changed = shape.pos == "rope" or bool(shape.qk_norm)  # between the matrices and attention itself
     normed_qk = _normed_heads(shape, q + kv, keeping, prefix) if shape.qk_norm else ()
+    copied = (Saved(f"{prefix}attention_copy", q, "heads"),) if keeping.copied_output else ()
     results = Saved(f"{prefix}query_and_key_results", q + kv, "heads", REPLACED)
     is_view = keeping.projected and shape.pos == "rope" and not shape.qk_norm
     return (
@@ -371,6 +379,7 @@ def _attention(shape: ModelShape, keeping: Keeping, prefix: str, keys: float = 1
         Saved(f"{prefix}key", kv, "heads", PLAIN if is_changed else COSTLY),
         Saved(f"{prefix}value", kv, "heads", COSTLY),
         Saved(f"{prefix}attention_output", q, "heads", COSTLY),
+        *copied,
         Saved(f"{prefix}log_sum_exp", shape.heads, "heads", COSTLY, is_float32=True),
         *(_gated_heads(q, prefix) if shape.attn_gate else ()),
         Saved(f"{prefix}exchanged_output", q, "exchanged", part="exchanged"),
@@ -411,6 +420,11 @@ def _latent(shape: ModelShape, mla: Mla, keeping: Keeping) -> tuple[Saved, ...]:
         Saved("key", qk, "heads"),
         Saved("value", shape.heads * mla.v_dim, "heads"),
         Saved("attention_output", shape.heads * mla.v_dim, "heads", COSTLY),
+        *(
+            (Saved("attention_copy", shape.heads * (mla.qk_nope + mla.v_dim), "heads"),)
+            if keeping.copied_output
+            else ()
+        ),
         Saved("log_sum_exp", shape.heads, "heads", COSTLY, is_float32=True),
     )
 
@@ -427,14 +441,16 @@ def _state_space(shape: ModelShape, ssm: Ssm, keeping: Keeping) -> tuple[Saved, 
 
 
 def _ffn(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:
-    norm = _norm(shape, "ffn_norm", keeping)
+    norm = () if shape.shares_norm else _norm(shape, "ffn_norm", keeping)
+    if shape.parallel_block:  # the stream that both parts read is listed with attention's norm
+        norm = norm[1:]
     behind = _behind(shape, "ffn", keeping)
     if kind.ffn == "moe" and shape.moe is not None:
         return (*norm, *_experts(shape, shape.moe, keeping), *behind)
     mlp = _mlp(shape, shape.ffn_hidden, keeping)
     return (
         *norm,
-        Saved("ffn_input", shape.hidden, _gathered(keeping)),
+        *(() if shape.shares_norm else (Saved("ffn_input", shape.hidden, _gathered(keeping)),)),
         *mlp,
         *_projected(shape, "ffn", "rest"),
         *behind,

@@ -285,14 +285,19 @@ class Step:
         return counted(number, np.maximum(self.layers_of_chunk, 1.0))
 
     def let_go(self, passed: Reals, kept: Reals) -> Reals:
-        """What `passed` layers have kept, where the layer at work keeps `kept`: their share of the others, whatever their sort."""
+        """What `passed` layers have kept, where the layer at work keeps `kept`: their share of the others, whatever their sort; less than nothing where
+        they keep the input that they were computed again from, and its gradient."""
         share = passed / np.maximum(np.maximum(self.layers_of_chunk, 1.0) - 1.0, 1.0)
-        return np.asarray(share * (self.layers.every / self.chunks - kept))
+        found = np.asarray(share * (self.layers.every / self.chunks - kept))
+        if not self.job.profile.holds_passed or self.job.recompute_layers:
+            return found
+        return np.where(self.c.is_word("recompute", "full")[:, None], -passed * self.stream, found)
 
     def experts_before(self) -> tuple[Reals, Reals, Reals]:
         """At each layer with experts that is looked at: those of its sort that are through, all layers that are, and what they kept."""
-        own = counted(np.array((0, 1, -2, -1))[:, None, None, None], np.maximum(self.experts_of_chunk, 1.0))
-        return own, own, own * self.layers.kept_with_experts
+        every = np.maximum(self.experts_of_chunk, 1.0)
+        own = counted(np.array((0, 1, -2, -1))[:, None, None, None], every)
+        return own, own, self.layers.let_go_with_experts(own, every)
 
     def kept_by_last(self, number: float) -> Reals:
         """What the last layers of a chunk keep, one or two of them."""

@@ -7,7 +7,7 @@ any family, is as fast.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import numpy as np
 from strategist.document.plan import Hint, Objective, Policy, Request
 from strategist.facts.hardware import Cluster, Link, Node, NodeGroup, with_gpus
 from strategist.facts.job import Job
+from strategist.facts.meshes import is_mesh
 from strategist.facts.wiring import node_names
 from strategist.planner.kinds import is_mixed, kinds
 from strategist.planner.rank import complexity
@@ -31,8 +32,9 @@ from strategist.units import format_seconds
 if TYPE_CHECKING:
     from strategist.planner.uneven import Looked
 
-TRIMMABLE = ("nvswitch", "pcie-host", "pcie-switch")
-"""Nodes whose devices are alike, so that some of them are a smaller node of the same kind."""
+TRIMMABLE = ("nvswitch", "pcie-host", "pcie-switch", "nvlink-mesh", "xgmi-mesh", "roce-mesh", "nvlink-pairs")
+"""Nodes of which the first some devices are a node too: those of a switch or the host are alike, in a mesh each keeps its links to the others,
+and of pairs the first ones are left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,32 @@ def _words(part: Part, found: Found, request: Request) -> str:
     cluster, said = found.question.job.cluster, dict(request.given)
     if cluster.links:
         return "--allow-idle, which looks at parts behind the same switches too"
-    name, counts, _ = said.get("--hardware", "").partition(":")
-    if "--hardware" not in said or cluster.origin == "probed":
-        words = f"--gpus-per-node {part.gpus_per_node}" if cluster.nodes == 1 else f"--nodes {part.nodes}"
-    elif cluster.origin == "catalogue" and cluster.nodes > 1 and counts:
-        words = f"--hardware {quote(f'{name}:{part.nodes}')}"
-    else:
+    if cluster.nodes > 1:
+        return nodes_in_words(cluster, request, part.nodes, batch=found.question.job.workload.global_batch) or (
+            "--allow-idle, which looks at other numbers of them too"
+        )
+    if "--hardware" in said and cluster.origin != "probed":
         return "--allow-idle, which looks at other numbers of them too"
-    batch = found.question.job.workload.global_batch  # what is usual depends on the number of devices
+    return _with_batch(f"--gpus-per-node {part.gpus_per_node}", said, found.question.job.workload.global_batch)
+
+
+def nodes_in_words(cluster: Cluster, request: Request, nodes: int, *, batch: int) -> str | None:
+    """How to ask for so many nodes of a cluster of equal ones in the words in which it was asked for, with the batch where nobody said it;
+    None where only a file can say it."""
+    said = dict(request.given)
+    name, _, counts = said.get("--hardware", "").partition(":")
+    if "--hardware" not in said:
+        words = f"--nodes {nodes}"
+    elif cluster.origin == "catalogue":
+        is_rack = int(counts or 1) != cluster.nodes  # a rack is many nodes, and one of them has a name of its own
+        words = f"--hardware {quote(f'{cluster.groups[0].node.name if is_rack else name}:{nodes}')}"
+    else:
+        return None
+    return _with_batch(words, said, batch)
+
+
+def _with_batch(words: str, said: Mapping[str, str], batch: int) -> str:
+    """Words for machines with the batch, because what is usual depends on the number of devices."""
     return words if "--global-batch" in said else f"{words} --global-batch {batch}"
 
 
@@ -225,9 +245,9 @@ def parts(cluster: Cluster, whole_nodes: bool, counts: Callable[[int], Iterable[
     if cluster.nodes > 1:
         for count in counts(cluster.nodes):
             yield replace(cluster, groups=(NodeGroup(node=group.node, count=count, name=group.name),))
-    elif not whole_nodes and _is_trimmable(group.node):
-        for count in counts(group.node.gpus):
-            yield replace(cluster, groups=(replace(group, node=with_gpus(group.node, count)),))
+    elif not whole_nodes:
+        smaller = (first_devices(group.node, count) for count in counts(group.node.gpus))
+        yield from (replace(cluster, groups=(replace(group, node=node),)) for node in smaller if node is not None)
 
 
 def _linked_parts(cluster: Cluster) -> Iterator[Cluster]:
@@ -259,11 +279,12 @@ def _islands(links: Iterable[Link]) -> list[set[str]]:
 
 def unlooked(cluster: Cluster) -> tuple[Hint, ...]:
     """Which parts of the machines are not looked at where devices may stay idle."""
-    whole = next((g.node for g in cluster.groups if g.node.gpus > 1 and not _is_trimmable(g.node)), None)
+    nodes = (group.node for group in cluster.groups)
+    whole = next((node for node in nodes if node.gpus > 2 and first_devices(node, 2) is None), None)
     words = (
         []
         if whole is None
-        else [f"some devices of a node whose links are listed one by one, or not alike ({whole.name})"]
+        else [f"several devices of a node whose links are listed one by one, or not alike ({whole.name})"]
     )
     if cluster.links and cluster.nodes > 2:
         words.append("nodes joined link by link other than single ones and whole groups behind the same switches")
@@ -273,9 +294,13 @@ def unlooked(cluster: Cluster) -> tuple[Hint, ...]:
     return (Hint(code="W_IDLE_PARTS", sentence=sentence),)
 
 
-def _is_trimmable(node: Node) -> bool:
-    """Whether some of a node's devices are a smaller node of the same kind."""
-    return node.topology in TRIMMABLE and not node.links
+def first_devices(node: Node, gpus: int) -> Node | None:
+    """The first devices of a node as a node of their own; None where what joins them is not known of them alone. Nothing joins one."""
+    some = with_gpus(node, gpus)
+    if gpus == 1:
+        return replace(some, links=())
+    is_wired = is_mesh(some.links) if node.links else True
+    return some if node.topology in TRIMMABLE and is_wired else None
 
 
 def seconds_at_best(job: Job) -> float:

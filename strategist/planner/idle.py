@@ -96,12 +96,17 @@ def _hint(whole: Found, best: Found, policy: Policy) -> Hint:
     used, every = best.question.job.cluster.world, whole.question.job.cluster.world
     row, any_row = choice(best, policy).row, whole.best_of()
     if any_row is None:
-        other = "nothing that is allowed fits on all of them"
+        other = (
+            "nothing that is allowed fits on all of them."
+            if len(whole.legal)
+            else "no layout of all of them is allowed."
+        )
     else:
         other = f"all of them {_takes(whole, choice(whole, policy).row)}"
         if price(whole, any_row) < price(best, row):
             other += f", or {_takes(whole, any_row)}, which the rules do not prefer (--policy fastest)"
-    sentence = f"{every - used} of {every} devices stay idle: {'one takes' if used == 1 else f'{used} take'} {_words(best, row)}, {other}. Leave --allow-idle out to use them all."
+        other += ". Leave --allow-idle out to use them all."
+    sentence = f"{every - used} of {every} devices stay idle: {'one takes' if used == 1 else f'{used} take'} {_words(best, row)}, {other}"
     return Hint(code="W_IDLE", sentence=sentence)
 
 

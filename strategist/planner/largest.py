@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Literal, TypeVar
 
 from strategist.document.sizing import Largest
@@ -16,16 +17,20 @@ T = TypeVar("T")
 Ask = Callable[[int], Question]
 BEYOND = 8
 """Sizes of models that are tried above the first that does not fit: a larger one may have fewer layers or a smaller vocabulary, and 13B
-fits where 9.8B does not."""
+fits where 9.8B does not. Sizes that are names of real models are tried up to twice it, because their shapes are their own: 65B fits where
+35B, with a vocabulary eight times as large, does not."""
 
 
-def largest(what: What, ladder: Sequence[int], ask: Ask, *, is_ordered: bool = True) -> Largest:
+def largest(
+    what: What, ladder: Sequence[int], ask: Ask, *, is_ordered: bool = True, named: Collection[int] = ()
+) -> Largest:
     """The last value of an ascending ladder for which something is legal and fits, and the one after it, which does not.
 
     Where every value below one that fits fits too the ladder is halved; of models, whose shapes are those of real ones, only nearly, so
-    that some more above are tried; otherwise it is climbed down. Raises NoPlanError when not even the first fits.
+    that some more above are tried, those that are `named` further up; otherwise it is climbed down. Raises NoPlanError when not even the first fits.
     """
-    find = _climbed_down if not is_ordered else _halved_and_beyond if what == "model-size" else halved
+    beyond = partial(_halved_and_beyond, named=named)
+    find = _climbed_down if not is_ordered else beyond if what == "model-size" else halved
     place, found = find(ladder, lambda value: _search(ask, value))
     if found is None:
         raise NoPlanError(
@@ -62,14 +67,20 @@ def halved(ladder: Sequence[int], try_: Callable[[int], T | None]) -> tuple[int,
     return place, best
 
 
-def _halved_and_beyond(ladder: Sequence[int], try_: Callable[[int], T | None]) -> tuple[int, T | None]:
-    """The same as `halved`, and then the last of some more places for which something is found after all."""
+def _halved_and_beyond(
+    ladder: Sequence[int], try_: Callable[[int], T | None], named: Collection[int]
+) -> tuple[int, T | None]:
+    """The same as `halved`, and then the last of some more places for which something is found after all, until above it nothing is."""
     place, best = halved(ladder, try_)
-    if best is None:
-        return place, best
-    beyond = ladder[place + 2 : place + 2 + BEYOND]  # nothing is found at place + 1
-    further, other = _climbed_down(beyond, try_)
-    return (place, best) if other is None else (place + 2 + further, other)
+    while best is not None:
+        above = range(place + 1, len(ladder))
+        near = [at for at in above if at <= place + 1 + BEYOND]
+        far = [at for at in above if at > place + 1 + BEYOND and ladder[at] in named and ladder[at] <= 2 * ladder[place + 1]]  # fmt: skip
+        further, other = _climbed_down([ladder[at] for at in (*near, *far)], try_)
+        if other is None:
+            break
+        place, best = (*near, *far)[further], other
+    return place, best
 
 
 def _climbed_down(ladder: Sequence[int], try_: Callable[[int], T | None]) -> tuple[int, T | None]:

@@ -34,6 +34,7 @@ from strategist.planner.check import faults
 from strategist.planner.kinds import UNEVEN, is_mixed
 from strategist.planner.search import FRONTEND, Found, Pace, Question, SearchLog, Use, legality, search
 from strategist.planner.situation import describe, near_thresholds
+from strategist.planner.weigh import shortfall
 from strategist.planner.write import (
     economics,
     memory_ledger,
@@ -104,7 +105,7 @@ def recommend(
     if not len(found.fitting):
         from strategist.planner.why_not import explain_failure  # only failures pay for it
 
-        raise explain_failure(found)
+        raise explain_failure(found, request)
     situation = describe(found.question.job, "recompute" not in question.forbids)
     by_rules, by_time = _by_rules(found, situation), _by_time(found)
     chosen, other = (by_rules, by_time) if request.policy == "hf" else (by_time, by_rules)
@@ -203,8 +204,9 @@ def _with_uneven(
     job, row = own_job(found.question.job, split.candidate), split.candidate.row(0)
     time = time_ledger(job, split.times, 0)
     memory = memory_ledger(*split.tightest)
-    own = replace(found, candidates=split.candidate, times=split.times)
-    family = family_of(family_masks(split.candidate, describe_for_rules(job)), 0)
+    families = family_masks(split.candidate, describe_for_rules(job))
+    own = replace(found, candidates=split.candidate, times=split.times, families=families)
+    family = family_of(families, 0)
     even = _fitting_alternative(found, chosen.family, chosen.row, time.step.value)
     others = (_compared(each, time.step.value) for each in _alternatives(found, chosen, top))
     return replace(
@@ -439,10 +441,9 @@ def _memory_refusal(found: Found) -> tuple[Refusal, ...]:
     if not len(dropped):
         return ()
     (nearest,) = found.weights.leanest(dropped)
-    size = int(found.weights.device[nearest])
-    over = size - found.question.job.usable_bytes
-    words = f"over by {format_gib(over)}" if over > 0 else "host memory or disk is too small for what is offloaded"
-    text = f"{format_gib(size)} of {format_gib(found.question.job.usable_bytes)} usable: {words}."
+    job, size = found.question.job, int(found.weights.device[nearest])
+    words = shortfall(job, size, int(found.weights.host[nearest]))
+    text = f"{format_gib(size)} of {format_gib(job.usable_bytes)} usable: {words}."
     return (Refusal(rule="memory", count=len(dropped), sentence=text, example=layout(found.legal.row(nearest))),)
 
 
@@ -491,12 +492,7 @@ def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
         without, found.weights.leanest(*(np.flatnonzero(masks[name]) for name in without)), strict=True
     ):
         size = int(found.weights.device[row])
-        over = size - found.question.job.usable_bytes
-        words = (
-            f"does not fit: over by {format_gib(over)}"
-            if over > 0
-            else "does not fit: host memory or disk is too small"
-        )
+        words = shortfall(found.question.job, size, int(found.weights.host[row]))
         missed.append(
             Alternative(
                 family=name,
@@ -505,7 +501,7 @@ def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
                 step_s=None,
                 peak_bytes=size,
                 relative_time=None,
-                sentence=words,
+                sentence=f"does not fit: {words}",
             )
         )
     missed.sort(key=lambda a: (a.peak_bytes, a.family))
@@ -516,7 +512,7 @@ def _hints(
     found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], chosen: Choice, memory: MemoryLedger
 ) -> tuple[Hint, ...]:
     """Advice rules that fire for the chosen layout, whose stages hold so much, thresholds that are near, and what lies within known errors."""
-    shares = _shares(found, chosen.row) | _table_share(found) | _logits_share(memory.worst)
+    shares = _shares(found, chosen.row) | _rivals(found, chosen.row) | _table_share(found) | _logits_share(memory.worst)
     placed = tensor_parallel_links(found, chosen.row)
     values = {UNEVEN: 0, "loss": 0} | dict(situation) | _coded(found, chosen.row) | shares | placed
     advice = tuple(
@@ -562,6 +558,16 @@ def _shares(found: Found, row: int) -> dict[str, float]:
     shares = {f"{name}_share": 100.0 * float(found.times.exposed[name][row]) / step for name in names}
     ddp = _ddp_share(found, row) if found.candidates.in_threads else {}
     return shares | ddp | {"dp": int(found.candidates.data_parallel[row])}
+
+
+def _rivals(found: Found, row: int) -> dict[str, float]:
+    """What the best layouts take that advice would send people to, over what a layout takes; 0 where none of them fits."""
+    cp, ddp = (found.best_of(mask) for mask in (found.candidates["cp"] > 1, found.families["ddp"]))
+    step = found.times.step / found.times.step[row]
+    ratios = {
+        name: 0.0 if rival is None else float(step[rival]) for name, rival in (("cp_ratio", cp), ("ddp_ratio", ddp))
+    }
+    return ratios | {"other_cp": 1 if cp is None else int(found.candidates["cp"][cp])}
 
 
 def _logits_share(fullest: StageMemory) -> dict[str, float]:

@@ -105,7 +105,7 @@ def _memory(job: Job) -> Assumption:
     held = job.cluster.smallest.memory_bytes
     return Assumption(
         "usable memory per device", "--headroom", "B", job.usable_bytes, format_gib, lambda f: with_memory(job, f),
-        least=(1 - MAX_HEADROOM) * held, most=held, flag_beyond="--gpu-memory",
+        least=(1 - MAX_HEADROOM) * held, most=held, flag_beyond=_says_machines(job, "--gpu-memory"),
     )  # fmt: skip
 
 
@@ -123,10 +123,19 @@ def _links(job: Job) -> Iterator[Assumption]:
     inside, between = max(node.intra_Bps for node in nodes), max(node.inter_Bps for node in nodes)
     if max(node.gpus for node in nodes) > 1 and inside:
         name = f"link inside a node ({nodes[0].topology})"
-        yield Assumption(name, "--intra-bw", "B/s", inside, format_rate, lambda f: _with_links(job, inside=f))
+        yield Assumption(
+            name, _says_machines(job, "--intra-bw"), "B/s", inside, format_rate, lambda f: _with_links(job, inside=f)
+        )
     if job.cluster.nodes > 1 and between:
         name = "network between nodes"
-        yield Assumption(name, "--inter-bw", "B/s", between, format_rate, lambda f: _with_links(job, between=f))
+        yield Assumption(
+            name, _says_machines(job, "--inter-bw"), "B/s", between, format_rate, lambda f: _with_links(job, between=f)
+        )
+
+
+def _says_machines(job: Job, flag: str) -> str:
+    """The flag that says a figure of the machines: its own beside --gpu, and a file where --hardware describes them, which no flag may contradict."""
+    return flag if job.cluster.origin in ("flags", "assumed") else "--hardware FILE"
 
 
 def _experts(job: Job) -> Iterator[Assumption]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 
+from strategist.document.plan import Request
 from strategist.document.sizing import Machines
 from strategist.errors import NoPlanError
 from strategist.facts.hardware import Cluster
@@ -88,6 +89,15 @@ def largest_looked_at(kinds: Sequence[Kind], deadline_s: float | None) -> Iterat
     for kind in kinds:
         found = (_machines(kind, size, deadline_s, None) for size in reversed(kind.sizes))
         yield from filter(None, [next((machines for machines in found if machines is not None), None)])
+
+
+def require_legal(kinds: Sequence[Kind]) -> None:
+    """Raise the error of the largest machines where no layout of any kind is allowed on them, so that memory is not to blame."""
+    largest = [search(kind.ask(*kind.sizes[-1]), bests=True) for kind in kinds]
+    if not any(len(found.legal) for found in largest):
+        from strategist.planner.why_not import explain_failure  # only failures pay for it
+
+        raise explain_failure(largest[0], Request())
 
 
 def _between(

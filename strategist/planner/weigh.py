@@ -7,6 +7,7 @@ import numpy as np
 from strategist.facts.job import Job
 from strategist.memory.estimate import least_memory, peak_memory
 from strategist.space.candidates import Candidates, Column, Mask
+from strategist.units import format_gib
 
 FEW = 2**11
 """Rows that are weighed sooner than bounded."""
@@ -87,14 +88,28 @@ class Weights:
 
 
 def fits(job: Job, candidates: Candidates, device: Column, host: Column) -> Mask:
-    """Candidates whose device peak is under the usable bytes and whose host share is under the host's memory, (C,)."""
+    """Candidates whose device peak is under the usable bytes and whose host share is under the host's memory, (C,): both together under
+    those of a device that shares it."""
     on_device = device <= job.usable_bytes
-    on_host = host <= host_bytes_per_device(job)
+    on_host = host <= host_bytes_per_device(job) - job.cluster.shares_host * device
     has_drives = job.cluster.without_drive is None
     on_disk = np.full(len(candidates), True) if has_drives else ~candidates.is_word("offload", "nvme")
     return on_device & on_host & on_disk
 
 
+def shortfall(job: Job, device: int, host: int) -> str:
+    """What a layout that does not fit, with so many bytes of a device and of its host, lacks, in words."""
+    if device > job.usable_bytes:
+        return f"over by {format_gib(device - job.usable_bytes)}"
+    room, bare = max(0, host_bytes_per_device(job) - job.cluster.shares_host * device), job.cluster.without_drive
+    if host > room or bare is None:
+        return f"offloading takes {format_gib(host)} of host memory per device, and {format_gib(room)} are free for it"
+    return f"no drive of {bare.name} is known"
+
+
 def host_bytes_per_device(job: Job) -> int:
-    """Host memory that offloading may use per device: nine tenths of the poorest node's, shared evenly; 0 if unknown."""
+    """Host memory that offloading may use per device: nine tenths of the poorest node's, shared evenly; 0 if unknown. Of devices that share
+    it with their host all that they may use themselves, which is the same memory."""
+    if job.cluster.shares_host:
+        return job.usable_bytes
     return min(int(0.9 * (group.node.ram_bytes or 0) / group.node.gpus) for group in job.cluster.groups)

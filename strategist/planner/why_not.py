@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from strategist.catalog import rows
+from strategist.document.plan import Request
 from strategist.errors import ImpossibleError, InternalError, NoPlanError
 from strategist.facts.adapters import QUANTISED_BYTES, as_trained
 from strategist.facts.hardware import NodeGroup
@@ -16,10 +17,12 @@ from strategist.facts.job import Job
 from strategist.facts.network import uplink_Bps
 from strategist.facts.parameters import count
 from strategist.facts.profile import BYTES
+from strategist.planner.contradiction import contradiction
+from strategist.planner.fewer import nodes_in_words
 from strategist.planner.recommend import without_frontend
 from strategist.planner.search import Found, Question, legality, limits_of, search
 from strategist.planner.situation import describe, question
-from strategist.planner.weigh import host_bytes_per_device
+from strategist.planner.weigh import host_bytes_per_device, shortfall
 from strategist.records import replace
 from strategist.rulebook.apply import Refused, fired, forbid, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
@@ -27,53 +30,38 @@ from strategist.rulebook.vocabulary import WORDS
 from strategist.space.candidates import code
 from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
-from strategist.units import counted, format_count, format_gib
+from strategist.units import format_count, format_gib
 
 MAX_FIXES = 4
+NEXT_SIZE = 0.9
+"""What part of a model that does not fit the next one to be tried has at most."""
 MOST_TRIED = 2**23
 """Layouts among which changes are looked for: when the spaces of those that were tried hold so many, no further change is tried."""
 Explained = ImpossibleError
 
 
-def explain_failure(found: Found) -> Explained:
+def explain_failure(found: Found, request: Request) -> Explained:
     """The error for a search that found nothing."""
     if not found.enumerated:
         return _nothing_enumerated(found.question)
     if found.unsaid is not None and not len(found.legal):
-        return _nothing_sayable(found)
+        return _nothing_sayable(found, request)
     if not len(found.legal):
         return _nothing_legal(found)
-    return _nothing_fits(found)
+    return _nothing_fits(found, request)
 
 
 def _nothing_enumerated(asked: Question) -> Explained:
     """Pins and forbidden techniques leave no way to use all ranks."""
-    limits, pins = limits_of(asked), asked.pins
-    for pin in pins:
+    limits = limits_of(asked)
+    for pin in asked.pins:
         if pin.key in ("tp", "pp", "cp", "dp", "dp_shard", "dp_replicate") and limits.world % pin.value:
             return _indivisible(pin, limits.world, "devices")
         if pin.key == "ep" and limits.experts % pin.value:
             return _indivisible(pin, limits.experts, "experts")
         if pin.key == "cp_inner" and limits.world % pin.value:
             return _indivisible(pin, limits.world, "devices")
-    batch = next((pin for pin in pins if pin.key in ("micro_batch", "accumulation")), None)
-    if batch is not None:
-        flag = "--micro-batch" if batch.key == "micro_batch" else "--grad-accum"
-        return ImpossibleError(
-            "BATCH_SPLIT",
-            f"{batch.key} {batch.word} cannot make up the global batch of {counted(limits.global_batch, 'sequence')} on {counted(limits.world, 'device')}: global batch = micro-batch x accumulation x data-parallel ranks.",
-            flag=flag,
-            value=batch.word,
-            hint=f"Values that divide the batch: {', '.join(str(d) for d in divisors(limits.global_batch)[:12])}.",
-        )
-    words = ", ".join([*(f"{pin.key}={pin.word}" for pin in pins), *(f"no {word}" for word in asked.forbids)])
-    return ImpossibleError(
-        "NO_PLAN",
-        f"No layout of {limits.world} devices satisfies {words or 'the request'}.",
-        flag="--pin",
-        value=words,
-        hint="Drop one of the pins or forbidden techniques.",
-    )
+    return contradiction(limits)
 
 
 def _indivisible(pin: Pin, total: int, noun: str) -> ImpossibleError:
@@ -149,16 +137,17 @@ def _nearest(code: str, values: dict[str, Any]) -> str:
     return ""
 
 
-def _nothing_fits(found: Found) -> NoPlanError:
+def _nothing_fits(found: Found, request: Request) -> NoPlanError:
     job = found.question.job
     (leanest,) = found.weights.leanest(np.arange(len(found.legal)))
     size, usable = int(found.weights.device[leanest]), job.usable_bytes
-    fixes = tuple(islice(_that_fit(_changes(found.question)), MAX_FIXES))
-    over = f"misses by {format_gib(size - usable)}" if size > usable else "needs more host memory or disk than there is"
+    fixes = tuple(islice(_that_fit(_changes(found.question, request)), MAX_FIXES))
+    host = int(found.weights.host[leanest])
+    over = f"misses by {format_gib(size - usable)}" if size > usable else f"does not fit: {shortfall(job, size, host)}"
     return NoPlanError(
         f"No plan fits: the leanest of {len(found.legal)} legal layouts, {layout(found.legal.row(leanest))}, needs {format_gib(size)} of {format_gib(usable)} usable and {over}.",
         chain=(
-            *_chain(job, size, int(found.weights.host[leanest])),
+            *_chain(job, size, host),
             *_unsaid_links(found),
             *_preferred(found.question),
         ),
@@ -168,7 +157,7 @@ def _nothing_fits(found: Found) -> NoPlanError:
     )
 
 
-def _nothing_sayable(found: Found) -> Explained:
+def _nothing_sayable(found: Found, request: Request) -> Explained:
     """Rules allow layouts, and the front end can say none of them: the one of which it can say the most speaks."""
     frontend, job = found.question.frontend, found.question.job
     if frontend is None or found.unsaid is None:
@@ -214,8 +203,9 @@ def _chain(job: Job, leanest: int, host: int) -> tuple[str, ...]:
         f"so even the leanest layout needs {format_gib(leanest)} with {work.seq_len} tokens per sequence (--seq-len {work.seq_len})",
     ]
     if host:
+        room = max(0, host_bytes_per_device(job) - job.cluster.shares_host * leanest)
         chain.append(
-            f"and what leaves the devices would take {format_gib(host)} of host memory per device where {format_gib(host_bytes_per_device(job))} are free for it"
+            f"and what leaves the devices would take {format_gib(host)} of host memory per device where {format_gib(room)} are free for it"
         )
     return tuple(chain)
 
@@ -264,10 +254,11 @@ def _fits(words: str, found: Found, row: int) -> str:
     return f"{words}    fits: {format_gib(size)} of {format_gib(usable)} with {layout(found.candidates.row(row))}"
 
 
-def _changes(asked: Question) -> Iterator[Iterable[Change]]:
+def _changes(asked: Question, request: Request) -> Iterator[Iterable[Change]]:
     """Groups of changes, each in order; of every group the first that helps is enough."""
     job = asked.job
     yield from _unbound(asked)
+    yield _one_sequence_at_a_time(asked)
     yield _loss_in_chunks(asked)
     if job.workload.global_batch % job.cluster.world:
         batch = (job.workload.global_batch // job.cluster.world + 1) * job.cluster.world
@@ -279,7 +270,7 @@ def _changes(asked: Question) -> Iterator[Iterable[Change]]:
     shorter = job.workload.seq_len // 2
     if shorter >= 256:
         yield [(f"--seq-len {shorter}", _with(asked, workload=replace(job.workload, seq_len=shorter)))]
-    yield _more_machines(asked)
+    yield _more_machines(asked, request)
     yield _smaller_models(asked)
 
 
@@ -290,6 +281,14 @@ def _unbound(asked: Question) -> Iterator[Iterable[Change]]:
     if asked.pins or asked.forbids:
         fixed = [*(f"{pin.key}={pin.word}" for pin in asked.pins), *(f"--forbid {word}" for word in asked.forbids)]
         yield [(f"without {', '.join(fixed)}", replace(asked, pins=(), forbids=()))]
+
+
+def _one_sequence_at_a_time(asked: Question) -> Iterator[Change]:
+    """The batch that a pinned accumulation makes with one sequence for each device, where the asked one leaves them more at once."""
+    work, world = asked.job.workload, asked.job.cluster.world
+    batch = next((pin.value * world for pin in asked.pins if pin.key == "accumulation"), work.global_batch)
+    if batch < work.global_batch:
+        yield f"--global-batch {batch}", _with(asked, workload=replace(work, global_batch=batch))
 
 
 def _loss_in_chunks(asked: Question) -> Iterator[Change]:
@@ -304,7 +303,7 @@ def _with(asked: Question, **changes: Any) -> Question:
     return replace(asked, job=replace(asked.job, **changes))
 
 
-def _more_machines(asked: Question) -> Iterator[Change]:
+def _more_machines(asked: Question, request: Request) -> Iterator[Change]:
     """Twice, four times ... the nodes, up to 64 times, with what was pinned; none where nothing is known that joins them."""
     cluster = asked.job.cluster
     group = cluster.groups[0]
@@ -314,25 +313,40 @@ def _more_machines(asked: Question) -> Iterator[Change]:
         bigger = replace(cluster, groups=(NodeGroup(node=group.node, count=group.count * factor, name=group.name),))
         changed = _with(asked, cluster=bigger)
         if _could_fit(changed.job):
-            yield f"{factor}x the nodes (--nodes {group.count * factor})", changed
+            nodes, batch = group.count * factor, asked.job.workload.global_batch
+            words = nodes_in_words(cluster, request, nodes, batch=batch) or f"{nodes} nodes in a file for --hardware"
+            yield f"{factor}x the nodes ({words})", changed
 
 
-def _could_fit(job: Job) -> bool:
-    """Model states split evenly leave room: worth a search."""
-    return count(job.model).total * _bytes_per_parameter(job) / job.cluster.world < 0.6 * job.usable_bytes
+def _could_fit(job: Job, beside: float = 0.0) -> bool:
+    """Model states split evenly leave room, some of them `beside` the devices, in bytes for each: worth a search."""
+    return count(job.model).total * _bytes_per_parameter(job) / job.cluster.world < 0.6 * job.usable_bytes + beside
+
+
+def _beside(asked: Question) -> float:
+    """Bytes of states that may lie outside a device: in host memory, and where there are drives three times that on them, because what the
+    host keeps of a weight is a quarter of it."""
+    if "offload" in asked.forbids or asked.job.cluster.shares_host:
+        return 0.0
+    on_drives = asked.job.cluster.without_drive is None
+    return float(host_bytes_per_device(asked.job)) * (4 if on_drives else 1)
 
 
 def _smaller_models(asked: Question) -> Iterator[Change]:
-    """The nicknamed sizes below the asked one, largest first, with what was pinned."""
+    """The nicknamed sizes below the asked one, largest first, with what was pinned; none that is within a tenth of the one before, which did
+    not fit."""
     from strategist.facts.sizes import shape_for_size, with_positions
 
-    total, seq_len = count(asked.job.model).total, asked.job.workload.seq_len
+    total, seq_len, beside = count(asked.job.model).total, asked.job.workload.seq_len, _beside(asked)
     sized = [
         (with_positions(shape_for_size(row["size"], "--model-size").shape, seq_len), row["size"])
         for row in rows("size_names")
     ]
     for shape, name in sorted(sized, key=lambda pair: -count(pair[0]).total):
+        if count(shape).total > NEXT_SIZE * total:
+            continue
         changed = _with(asked, model=replace(shape, adapters=asked.job.model.adapters))
         changed = replace(changed, job=as_trained(changed.job))
-        if count(shape).total < total and _could_fit(changed.job):
+        if _could_fit(changed.job, beside):
+            total = count(shape).total
             yield f"--model-size {name}", changed

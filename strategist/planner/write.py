@@ -95,7 +95,9 @@ def outside_known_errors(job: Job) -> tuple[Hint, ...]:
         return ()
     seen = distance_of("chip", device.chip)
     if seen.runs < FEW_RUNS or seen.sources < FEW_SOURCES:
-        text = f"Too few published runs on devices like {device.title} ({device.arch}, {device.chip}) were held against these formulas: the interval of the step rests mostly on other devices' errors, and is wider."
+        design = ", ".join(dict.fromkeys(word for word in (device.arch, device.chip) if word))
+        like = f"{device.title} ({design})" if design else device.title
+        text = f"Too few published runs on devices like {like} were held against these formulas: the interval of the step rests mostly on other devices' errors, and is wider."
     elif not is_known("framework", job.profile.name):
         text = f"No published run of {job.profile.title} was held against these formulas: the interval of the step rests on other frameworks' errors, and is wider."
     else:

@@ -24,6 +24,7 @@ from strategist.readers.foreign import (
     switched,
     told,
     uncounted_optimizer,
+    update_of,
     whole,
 )
 from strategist.readers.models import named_at
@@ -72,6 +73,7 @@ def _says(table: Mapping[str, Any]) -> Says:
         compute=_low(table),
         compile=_is_compiled(table),
         optimizer=OPTIMIZERS.get(str(table.get("optimizer", "adamw_torch_fused")).lower()),
+        update=update_of(str(table.get("optimizer", "adamw_torch_fused")).lower()),
         zero=_stage(table) if _is_sharded(table) else None,
         offload="parameters" if switched(section, "offload_params") else None,
         **degrees,

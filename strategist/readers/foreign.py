@@ -264,6 +264,15 @@ OPTIMIZERS = {
 llm-foundry (registry of optimizers) hold, in the Plan's words."""
 
 
+ONE_KERNEL = frozenset(name for name in OPTIMIZERS if "fused" in name or name.startswith("paged"))
+"""Those that update each weight in one kernel, torch's, apex' or bitsandbytes', and make nothing of all weights at once."""
+
+
+def update_of(optimizer: str) -> str | None:
+    """How an optimizer cuts its update, where its name says that it is not in operations of torch."""
+    return "one" if optimizer in ONE_KERNEL else None
+
+
 def fsdp_stage(word: Any) -> int | None:
     """The stage of ZeRO that a name of FSDP's strategies comes to, or the switch that gathered weights are let go after forward; None for
     other words."""

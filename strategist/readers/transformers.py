@@ -29,6 +29,7 @@ from strategist.readers.foreign import (
     switched,
     told,
     uncounted_optimizer,
+    update_of,
     whole,
 )
 from strategist.readers.models import named_at
@@ -201,6 +202,7 @@ def trainer_says(source: Source, ranks: int | None, cut: Mapping[str, Said] = Ma
         micro_batch=whole(table.get(OPTION, USUAL_BATCH)),
         accumulation=whole(table.get("gradient_accumulation_steps")) or 1,
         optimizer=OPTIMIZERS.get(str(table.get("optim", "adamw_torch_fused"))),
+        update=update_of(str(table.get("optim", "adamw_torch_fused"))),
         backend="gloo" if switched(table, "use_cpu") else "nccl",
         recompute="full" if recompute else "none",
         compute=low,

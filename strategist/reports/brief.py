@@ -61,10 +61,11 @@ def model_words(plan: Costed) -> str:
     """The model in one phrase, with its exact count."""
     shape, parameters = plan.model, count(without_adapters(plan.model))
     active = f", {format_count(parameters.active)} active" if parameters.active != parameters.total else ""
-    layers = f"{shape.layers} layers x {shape.hidden}"
+    encoder = f"{shape.enc_layers} + " if shape.enc_layers else ""
+    layers = f"{encoder}{shape.layers} layers x {shape.hidden}"
     heads = (f"{shape.heads} heads ({shape.kv_heads} kv)",) if shape.heads else ()
     outputs = "outputs" if LOOKED_UP in dict(shape.extra) else "vocab"
-    facts = (layers, *heads, f"{outputs} {shape.vocab:,}")
+    facts = (layers, *heads, *((f"{outputs} {shape.vocab:,}",) if shape.vocab else ()))
     if shape.unit == "images":
         facts = (f"{shape.layers} blocks", f"{dict(shape.extra)['classes']:,} classes")
     return f"{shape.name}: {parameters.total:,} parameters{active}, {phrases(facts, gap=', ')}"
@@ -137,6 +138,8 @@ def option_words(plan: Costed) -> str:
     )
     if s.stage_split == "balanced":
         words += [f"{'/'.join(str(stage.layer_count) for stage in s.stages)} layers a stage"]
+    if s.stage_split == "weighted":
+        words += [f"{counted(s.stages[-1].layer_count, 'layer')} on the last stage"]
     words += ["sequence parallel"] if s.sequence_parallel else []
     words += [_context(plan)] if s.context_parallel != "none" else []
     words += [f"gradients compressed by {s.compression}"] if s.compression != "none" else []
@@ -261,7 +264,9 @@ def policy_words(plan: Plan) -> str:
     """Both policies' answers and what lies between them."""
     d = plan.decision
     same = abs(d.difference - 1) < 5e-4
-    if d.other_family == d.family and same:
+    if (
+        d.other_family == d.family and same
+    ) or d.difference == 1.0:  # the same layout may go by the names of two families
         return f"{d.policy} and {d.other_policy} agree."
     speed = (
         "as fast" if same else f"{1 / d.difference:.2f}x faster" if d.difference < 1 else f"{d.difference:.2f}x slower"

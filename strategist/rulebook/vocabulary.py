@@ -134,6 +134,9 @@ WORDS: Mapping[str, Word] = {
     "loss": _candidate("loss of whole logits, or of the logits of a few tokens at a time"),
     "tables": _candidate("tables of embeddings on every replica, or on a parameter server"),
     "ddp_share": _candidate("share of the step that the same layout takes with processes for threads", "%"),
+    "ddp_ratio": _candidate("step of the best DDP layout that fits over this one's, 0 where there is none"),
+    "cp_ratio": _candidate("step of the best layout with cp that fits over this one's, 0 where there is none"),
+    "other_cp": _candidate("cp of that layout, else 1"),
     "tp_share": _candidate("share of the step that exposed tensor parallel collectives take", "%"),
     "tp_bandwidth": _candidate(
         "achieved all-reduce bus bandwidth of the ranks that share a layer, where they lie", "GB/s"

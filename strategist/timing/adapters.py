@@ -42,9 +42,17 @@ def light_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> tuple[Real
     inputs = sum(matrix.inputs for matrix in layer.matrices if matrix.name.endswith("+a"))
     forth, back = (
         seconds * (each.input * inputs + each.output * outputs) + moved / rate
-        for each, moved in zip(_BESIDE[job.profile.kernels.adapts], _unpacked_bytes(job, layer), strict=True)
+        for each, moved in zip(_BESIDE[_adapts(job)], _unpacked_bytes(job, layer), strict=True)
     )
     return forth, back
+
+
+def _adapts(job: Job) -> Adapts:
+    """How the framework adds an adapter's result. Inputs in float32 are none to widen, and those of quantised matrices are left as they are under autocast
+    (huggingface/peft: src/peft/tuners/lora/bnb.py, gptq.py, requires_conversion)."""
+    word = job.profile.kernels.adapts
+    is_wide = job.model.method == "lora" and BYTES[job.formats.compute] < BYTES["float32"]
+    return "apart" if word == "widened" and not is_wide else word
 
 
 class _Beside(NamedTuple):
@@ -58,11 +66,14 @@ _BESIDE: Mapping[Adapts, tuple[_Beside, _Beside]] = {
     "joint": (_Beside(0.0, 1.0), _Beside(3.0, 0.0)),
     "compiled": (_Beside(0.0, 3.0), _Beside(3.0, 2.0)),
     "apart": (_Beside(2.5, 5.0), _Beside(5.5, 2.0)),
+    "widened": (_Beside(10.5, 5.0), _Beside(13.5, 2.0)),
 }
 """Forward and backward, by how the framework adds an adapter's result. Everywhere the two gradients of one input are read and their sum written (3).
 `joint`: one product scales, and adds to the frozen result, which it reads (ours: executor/models/adapters.py, addmm). `compiled`: a kernel of its own
 scales and adds (3), and backward scales (2). `apart`, in operations of torch: forward drops (2, and a byte of mask), scales (2) and adds (3), and backward scales (2) and drops (huggingface/peft:
-src/peft/tuners/lora/layer.py, Linear.forward; NVIDIA-NeMo/NeMo: nemo/collections/nlp/modules/common/megatron/adapters/parallel_adapters.py)."""
+src/peft/tuners/lora/layer.py, Linear.forward; NVIDIA-NeMo/NeMo: nemo/collections/nlp/modules/common/megatron/adapters/parallel_adapters.py). `widened`:
+adapters are in float32, so that forward casts the input (3, in numbers of 16 bits), drops in float32 (4, and a byte of mask) and casts again for the product under autocast (3),
+and backward the other way (huggingface/peft since 0.11: autocast_adapter_dtype, src/peft/tuners/lora/layer.py, _cast_input_dtype)."""
 
 
 _GPTQ_BYTES = 16.5

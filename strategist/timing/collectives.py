@@ -30,8 +30,8 @@ FULL_BYTES = 2.0**22
 besides start-up and bytes grows from nothing below 1 MiB to a constant that holds from 4 to 256 MiB."""
 
 WALKS: frozenset[Op] = frozenset(("all_gather", "reduce_scatter", "broadcast", "reduce"))
-"""Collectives that NCCL only has as rings, however many nodes there are; its all-reduce has trees, too, and an exchange sends to every rank at once.
-Source: NVIDIA/nccl: src/graph/tuning.cc, ncclTopoTuneModel."""
+"""Collectives that NCCL only has as rings, however many nodes there are; its all-reduce has trees, too, whose start-up grows with the logarithm
+of nodes, and an exchange sends to every rank at once. Source: NVIDIA/nccl: src/graph/tuning.cc, ncclTopoTuneModel."""
 
 
 @cache
@@ -42,12 +42,13 @@ def cluster_tiers(cluster: Cluster) -> tuple[Tier, ...]:
 
 class Costs(NamedTuple):
     """Seconds of a collective: its start-up; to fill the links, which FULL_BYTES pay whole, fewer in proportion, and a send never; of the walk through
-    several nodes, which is paid unless words that each carry a flag start sooner and cost less, so much more per byte; and per payload byte."""
+    several nodes, which is paid unless another way starts sooner and costs less, so much more per byte: words that each carry a flag, and of an
+    all-reduce a tree; and per payload byte."""
 
     latency: Reals
     fill: Reals
     walk: Reals
-    flagged: Reals
+    otherwise: Reals
     per_byte: Reals
 
 
@@ -58,19 +59,21 @@ class Links:
     sizes: Mapping[Place, Reals]
     columns: Mapping[Place, GroupColumns]
     flagged_Bps: float
+    tree_share: float
 
     def seconds(self, op: Op, place: Place) -> Costs:
         """What one collective takes, (M,) each; nothing for a rank alone."""
         n, link = self.sizes[place], self.columns[place]
         latency, per_byte = _op_costs(op, n, link)
-        nothing = np.zeros_like(n)
-        fill, walk = nothing if op == "send" else link.fill_s, link.walk_s if op in WALKS else nothing
-        flagged = (
-            (n - 1.0) / np.maximum(n, 1.0) / np.minimum(link.ring_Bps / 2.0, self.flagged_Bps) - per_byte
-            if op in WALKS
-            else nothing
-        )
-        return Costs(*(np.where(n > 1, cost, 0.0) for cost in (latency, fill, walk, flagged, per_byte)))
+        walk = otherwise = np.zeros_like(n)
+        fill = walk if op == "send" else link.fill_s
+        if op in WALKS:
+            walk = link.walk_s
+            otherwise = (n - 1.0) / np.maximum(n, 1.0) / np.minimum(link.ring_Bps / 2.0, self.flagged_Bps) - per_byte
+        elif op == "all_reduce":
+            least = np.minimum(latency, 2.0 * link.tree_s)
+            latency, walk, otherwise = least, latency - least, per_byte * (1.0 / self.tree_share - 1.0)
+        return Costs(*(np.where(n > 1, cost, 0.0) for cost in (latency, fill, walk, otherwise, per_byte)))
 
     def leave(self, place: Place) -> Mask:
         """Whether the ranks of a place are on several nodes, (M,)."""
@@ -113,8 +116,10 @@ def links(cluster: Cluster, meshes: Candidates) -> Links:
     every, rows = _columns(cluster, sizes, strides), len(meshes)
     parts = [GroupColumns._make(column[i * rows : (i + 1) * rows] for column in every) for i in range(len(ranks))]
     floats = {place: each.size.astype(np.float64) for place, each in ranks.items()}
-    flagged_Bps = share("ring_flagged_GBps", cluster.slowest.gpu) * 1e9
-    return Links(floats, dict(zip(ranks, parts, strict=True)), flagged_Bps)
+    gpu = cluster.slowest.gpu
+    return Links(
+        floats, dict(zip(ranks, parts, strict=True)), share("ring_flagged_GBps", gpu) * 1e9, share("tree_share", gpu)
+    )
 
 
 def _columns(cluster: Cluster, sizes: Column, strides: Column) -> GroupColumns:

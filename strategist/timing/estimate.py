@@ -490,13 +490,13 @@ def _compression(job: Job, group: Group) -> tuple[float, float]:
 def _seconds_CS(network: Cluster, group: Group, item: Traffic) -> Reals:
     """Seconds per step of one kind of collective, (C, S)."""
     every, at = costs(network, item.op, item.place, group.every_mesh), group.mesh_at[group.mesh_of]
-    latency, fill, walk, flagged, per_byte = (cost.take(at)[:, None] for cost in every)
+    latency, fill, walk, otherwise, per_byte = (cost.take(at)[:, None] for cost in every)
     if item.merges is not None:
         per_byte = merged_seconds(network, item.merges, group.every_mesh).take(at)[:, None]
     full = np.minimum(item.pieces_CS, item.payload_CS / FULL_BYTES)
     once = item.pieces_CS * latency + full * fill + item.payload_CS * per_byte
     if walk.any():
-        once = once + np.minimum(item.pieces_CS * walk, item.payload_CS * flagged)
+        once = once + np.minimum(item.pieces_CS * walk, item.payload_CS * otherwise)
     return item.count_CS * once
 
 

@@ -76,7 +76,13 @@ def test_bytes_and_seconds_follow_from_the_form(tmp_path: Path) -> None:
 def test_operations_come_back_before_backward_where_layers_are_computed_again(tmp_path: Path) -> None:
     """Full recomputation keeps none of it between the passes, and has all of one layer's in backward."""
     one = judged(
-        tmp_path, **IN_TRANSFORMERS, model="gpt2-xl", precision="fp16-pure", recompute="full", recompute_class="full"
+        tmp_path,
+        **IN_TRANSFORMERS,
+        model="gpt2-xl",
+        precision="fp16-pure",
+        recompute="full",
+        recompute_class="full",
+        optimizer="AdamW fused",
     )
     assert one.case is not None
     job, layout = one.case.job, dict(one.case.layout)

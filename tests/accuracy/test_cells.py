@@ -41,7 +41,7 @@ def renamed(**words: str) -> dict[str, str]:
         ("elapsed time per iteration (ms)", f"{1000 * STEP}"),
         ("train_step_timing in s", f"{STEP}"),
         ("throughput(tps)", f"{TOKENS / 8 / STEP}"),
-        ("train_tokens_per_second", f"{TOKENS / STEP}"),
+        ("train_tokens_per_second", f"{TOKENS / 8 / STEP}"),
         ("train_samples_per_second", f"{8 / STEP}"),
         ("train_steps_per_second", f"{1 / STEP}"),
     ],
@@ -194,3 +194,28 @@ def test_runs_inside_their_intervals_are_counted(tmp_path: Path) -> None:
     path = runs_file(tmp_path, *({**RUN, "id": str(time), "step_time_s": str(time)} for time in times), name="two.csv")
     assert "50 % of 2 runs lie inside" in " ".join(call("accuracy", path).out.split())
     assert [one["measured_step_s"] for one in call("accuracy", path, "--json").document["rows"]] == list(times)
+
+
+@pytest.mark.parametrize(
+    ("column", "typed", "typeset"),
+    [
+        ("tokens_per_s", "12000", "12\u00a0000"),
+        ("tokens_per_s", "12000", "12 000"),
+        ("tokens_per_s", "1234567.5", "1\u202f234\u202f567.5"),
+        ("model", "llama-3-8b", "llama\u20113\u20118b"),
+        ("seq_len", "8192", "8k"),
+        ("seq_len", "8192", "8 K"),
+    ],
+)
+def test_a_typeset_cell_is_what_a_keyboard_has_for_it(column: str, typed: str, typeset: str, tmp_path: Path) -> None:
+    """Blanks that part thousands, hyphens that do not break, and lengths in thousands of tokens are read as what they stand for."""
+    run = {name: cell for name, cell in OWN.items() if name != "step_time_s"} | {"tokens_per_s": "12000"}
+    plain, other = (read_runs(table(tmp_path / "runs.csv", {**run, column: cell}))[0] for cell in (typed, typeset))
+    assert float(other[column]) == float(plain[column]) if column != "model" else other == plain
+
+
+@pytest.mark.parametrize("name", ["max_length", "sequence_len", "cutoff_len", "block_size"])
+def test_a_length_goes_by_the_names_that_trainers_have_for_it(name: str, tmp_path: Path) -> None:
+    """TRL, axolotl, LLaMA-Factory and nanoGPT each have their own."""
+    run = {own: cell for own, cell in OWN.items() if own != "seq_len"} | {name: OWN["seq_len"]}
+    assert read_runs(table(tmp_path / "runs.csv", run))[0]["seq_len"] == OWN["seq_len"]

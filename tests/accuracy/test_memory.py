@@ -214,3 +214,73 @@ def _last_stage(case: Case) -> Ledger:
     layout = Candidates({name: np.array([value], np.int64) for name, value in case.layout})
     (group,) = groups(case.job, layout, every_stage=True)
     return ledger(case.job, group)
+
+
+TRAINER: Mapping[str, str] = {
+    **RUN, "framework": "HF Trainer (TRL SFTTrainer)", "hardware": "a100-sxm-80gb", "model": "mistral-7b-v0.1", "gpus_total": "1", "dp": "1", "tp": "1",
+    "pp": "1", "zero_class": "", "seq_len": "4096", "micro_batch_seqs": "1", "global_batch_seqs": "1", "recompute_class": "full",
+    "attention_impl": "flash-attn 2", "optimizer": "AdamW", "precision": "bf16-pure", "step_time_s": "30",
+}  # fmt: skip
+SHARDED: Mapping[str, str] = {
+    **TRAINER, "gpus_total": "2", "gpus_per_node": "2", "dp": "2", "global_batch_seqs": "2", "zero_stage_or_fsdp": "FSDP FULL_SHARD", "zero_class": "3", "precision": "bf16",
+    "task": "lora", "sharding_detail": "LoRA rank 16 on q_proj, v_proj",
+}  # fmt: skip
+
+
+def trained(run: Mapping[str, str], **changes: str) -> Judged:
+    """A run of Hugging Face's trainer with other cells."""
+    (one,) = judge([{**run, **changes}])
+    assert one.case is not None, one.skipped
+    return one
+
+
+@pytest.mark.parametrize(("precision", "each"), [("bf16-pure", 2), ("bf16-mixed", 4)])
+def test_an_update_of_torch_holds_the_roots_of_all_second_moments(precision: str, each: int) -> None:
+    """A trainer's run of a short sequence peaks in the update, with weights, gradients, two moments and the roots of one, each as wide as the
+    weights; an update in one kernel has none, and nor has another library's."""
+    short = {"precision": precision, "seq_len": "128", "hardware": "b200-sxm"}
+    one = trained(TRAINER, **short)
+    weights = count(one.job.model).total
+    assert 5 * each * weights <= allocated(one) <= 5.01 * each * weights
+    for said in ("AdamW fused", "adamw_apex_fused", "PagedAdamW8bit", "AdamW (CPU)", "LAMB"):
+        assert allocated(trained(TRAINER, **short, optimizer=said)) < 4.6 * each * weights, said
+
+
+def test_a_published_update_is_met_to_a_thousandth() -> None:
+    """Mistral-7B in pure bf16, all weights: 72.43 GB on one A100, 36.23 GB on two (foundation-model-stack/fms-acceleration: a100_80gb.csv)."""
+    alone = trained(TRAINER, micro_batch_seqs="4", global_batch_seqs="4")
+    two = trained(SHARDED, task="sft", sharding_detail="", precision="bf16-pure", micro_batch_seqs="2", global_batch_seqs="4")  # fmt: skip
+    assert allocated(alone) == pytest.approx(72434837504, rel=1e-3)
+    assert allocated(two) == pytest.approx(36225939968, rel=1e-3)
+
+
+def test_a_fused_loss_makes_one_float32_tensor_of_the_vocabulary_less() -> None:
+    """What fuses the loss saves four bytes per token and entry where that is the peak; torchtitan's compiled loss has nothing to save."""
+    wide = {"seq_len": "8192", "micro_batch_seqs": "4", "global_batch_seqs": "4", "model": "llama-3-8b", "task": "lora"}
+    eager, fused = (trained(TRAINER, **wide, sharding_detail=words) for words in ("", "fused kernels"))
+    assert allocated(eager) - allocated(fused) == pytest.approx(4 * 4 * 8192 * 128256, rel=1e-6)
+    compiled = {"framework": "Megatron-Core, CE fusion", "zero_class": "0"}
+    assert len({allocated(trained(TRAINER, **compiled, sharding_detail=words)) for words in ("", "fused kernels")}) == 1
+
+
+OWN_LOOP = {"framework": "HF transformers under PyTorch FSDP1 (own loop)"}
+
+
+@pytest.mark.parametrize(
+    "changes", [OWN_LOOP, {"zero_stage_or_fsdp": "FSDP2"}, {"zero_stage_or_fsdp": "ZeRO-3"}, {"task": "sft"}]
+)
+def test_layers_that_are_through_are_let_go_elsewhere(changes: Mapping[str, str]) -> None:
+    """Loops that checkpoint without leaves, FSDP2, DeepSpeed, and weights that are all trained hold nothing of them."""
+    assert trained(SHARDED).job.profile.holds_passed
+    assert not trained(SHARDED, **changes).job.profile.holds_passed
+
+
+def test_fsdp1_holds_what_came_into_layers_with_frozen_weights() -> None:
+    """Under a trainer's checkpoints eight sequences more take the inputs and their gradients of all 32 layers but the one at work, elsewhere the inputs alone."""
+    one_more = {"sharding_detail": "LoRA rank 16 on q_proj, v_proj; Liger"}
+    batches = [{"micro_batch_seqs": f"{n}", "global_batch_seqs": f"{2 * n}"} for n in (8, 16)]
+    held, let_go = (
+        [allocated(trained(SHARDED, **one_more, **batch, **loop)) for batch in batches] for loop in ({}, OWN_LOOP)
+    )
+    stream = 8 * 2 * 4096 * 4096
+    assert 30 * stream <= (held[1] - held[0]) - (let_go[1] - let_go[0]) <= 31 * stream

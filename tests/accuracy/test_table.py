@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from strategist.accuracy.cells import known_columns, unread_columns
 from strategist.accuracy.judge import judge, predictions
+from strategist.accuracy.report import accuracy_text
+from strategist.accuracy.scores import grouped
 from strategist.accuracy.table import read_runs
 from strategist.errors import InputError
 from strategist.facts.adapters import QUANTISED_BYTES, TARGETS
@@ -19,6 +21,7 @@ from strategist.facts.clusters import load_cluster
 from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind
 from strategist.facts.tiers import group_bandwidth, tiers
+from strategist.reports.lines import text_of
 from strategist.timing.rates import memory_Bps
 from tests.accuracy.published import published
 from tests.cli.harness import ROOT, RUN, runs_file
@@ -94,6 +97,7 @@ def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: P
         (
             {
                 "task": "qlora",
+                "framework": "LitGPT",
                 "step_time_s": "",
                 "tokens_per_s_per_gpu": "",
                 "peak_mem_gb": "9",
@@ -112,6 +116,10 @@ def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: P
         ({"params_b": "70"}, "params_b is 70, and llama-3-8b has 8.03"),
         ({"gpu_mem_gb": "40"}, "contradicts itself: gpu_mem_gb is 40, and h100-sxm-80gb has 85.5"),
         ({"step_time_s": "1e-300"}, "e+299 times the devices' peak"),
+        ({"step_time_s": "", "tokens_per_s_per_gpu": "1e308"}, "tokens_per_s_per_gpu means a step of 0 s"),
+        ({"tokens_per_s_per_gpu": "1e308"}, "tokens_per_s_per_gpu means a step of 0 s"),
+        ({"peak_mem_gb": "1e-308"}, "less than 0.0001 of the device's memory"),
+        ({"oom": "1"}, "it went out of memory, and its step takes 1.2 s"),
         ({"zero_class": "", "zero_stage_or_fsdp": "ZeRO++"}, "ZeRO++"),
         ({"offload": "cpu"}, "offload cpu"),
         ({"offload": "activations"}, "no model"),
@@ -347,3 +355,47 @@ def test_a_row_names_how_tokens_get_to_experts(detail: str, expected: tuple[bool
     (one,) = judge([{**RUN, "framework": "Megatron-Core", "sharding_detail": detail}])
     profile = one.job.profile
     assert (profile.merges_copies, profile.dispatches_fp8, "experts" in profile.hides) == expected
+
+
+def test_a_run_of_four_bits_that_went_out_of_memory_gets_a_verdict() -> None:
+    """Nothing but OOM is stated of it, which is what its peak is compared with; Llama-2-70B in four bits is too large for 24 GB and not for 80."""
+    cells = {
+        "task": "qlora",
+        "framework": "HF Trainer",
+        "model": "llama-2-70b",
+        "gpus_total": "1",
+        "dp": "1",
+        "zero_class": "",
+        "oom": "1",
+    }
+    cells |= {
+        "global_batch_seqs": "1",
+        "seq_len": "2048",
+        "step_time_s": "",
+        "sharding_detail": "LoRA rank 16 on q_proj, v_proj",
+    }
+    small, large = (judge([{**RUN, **cells, "hardware": card}])[0] for card in ("rtx-4090", "h100-sxm-80gb"))
+    assert small.case is not None and small.case.measured.is_oom
+    assert large.fits and not small.fits
+
+
+def test_a_missing_column_is_asked_for_by_the_names_that_are_there(tmp_path: Path) -> None:
+    """What a table has is shown where nothing is close, and what may have been meant where something is."""
+    path = tmp_path / "runs.csv"
+    path.write_text("hardware,gpus_total,model,sequence\na100-sxm-80gb,8,llama-3-8b,4096\n", encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        read_runs(str(path))
+    assert caught.value.code == "MISSING" and "sequence" in (caught.value.hint or "")
+    path.write_text("machine,gpus_total,model,seq_len\na100-sxm-80gb,8,llama-3-8b,4096\n", encoding="utf-8")
+    with pytest.raises(InputError, match="has no column hardware") as caught:
+        read_runs(str(path))
+    assert "the header has machine, gpus_total" in (caught.value.hint or "")
+
+
+def test_many_reasons_are_summed_up(tmp_path: Path) -> None:
+    """A column whose every cell is wrong in its own way does not fill the screen; every row is still counted."""
+    runs = [{**RUN, "id": f"run-{n}", "seq_len": f"{n} tokens"} for n in range(60)]
+    lines = accuracy_text(grouped(judge(runs), ("source",))[:1], (), 200, quiet=False)
+    text = text_of(lines)
+    assert "36: 36 other reasons" in text
+    assert text.count("skipped") == 25

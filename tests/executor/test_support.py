@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from strategist import recommend
 from strategist.document.plan import NumberFormats, Plan, Stage
 from strategist.errors import ImpossibleError
 from strategist.executor.architecture import model_obstacles
@@ -254,7 +255,7 @@ def test_refuse_raises_the_first_and_carries_the_rest() -> None:
         ({"moe": Moe(experts=8, top_k=2, ffn=64, layers=2, router_bias=True)}, "moe.router_bias = True"),
         ({"moe": Moe(experts=8, top_k=9, ffn=64, layers=2)}, "9 of 8 experts"),
         ({"moe": Moe(experts=8, top_k=2, ffn=64, layers=1), "ffn_hidden": 0}, "ffn_hidden = 0"),
-        ({"family": "gpt_neox"}, "side by side"),
+        ({"parallel_block": True}, "side by side"),
         ({"family": "olmo2"}, "norms behind"),
         ({"norms_per_layer": 4}, "norms_per_layer = 4"),
         ({"norm": "batchnorm"}, "norm = batchnorm"),
@@ -361,6 +362,13 @@ def test_products_of_eight_bits_look_at_both_lengths() -> None:
     )
     assert "10 tokens in a micro-batch, which 16 does not divide" in said
     assert "16 tokens in a micro-batch, which" not in said
+
+
+def test_stages_of_an_encoder_and_its_decoder_are_all_their_layers() -> None:
+    """The one stage of a T5 owns every layer of both, so that its stages are no obstacle: the model is."""
+    plan = recommend("t5-base", "dgx-h100", seq_len=512)
+    assert plan.strategy.stages[0].layers == ((0, plan.model.enc_layers + plan.model.layers),)
+    assert "strategy.stages" not in {obstacle.place for obstacle in obstacles(plan)}
 
 
 def test_asking_does_not_import_torch() -> None:

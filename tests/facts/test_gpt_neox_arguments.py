@@ -16,7 +16,7 @@ from strategist.records import names_of
 TRAINED = [row for row in rows("models") if row.get("model_type") == "gpt_neox"]
 RANKS = {50304: 1, 50432: 2, 50688: 4}
 """Ranks of the model that its published vocabulary is padded for: 50,277 entries, in multiples of 128 for each."""
-SAID_OTHERWISE = {"name", "family", "source", "basis", "notes", "parameters_stated", "extra", "act_form"}
+SAID_OTHERWISE = {"name", "family", "source", "basis", "notes", "parameters_stated", "extra", "act_form", "model_type"}
 """Fields that only the catalogue has, or words for them: GPT-NeoX has a kernel for its GELU, whatever a published configuration calls it."""
 LLAMA: dict[str, Any] = {
     "num_layers": 32, "hidden_size": 4096, "intermediate_size": 32768, "num_attention_heads": 32, "max_position_embeddings": 2048,

@@ -158,6 +158,7 @@ def test_a_step_between_nodes_fills_as_nccl_says() -> None:
     own = [row for row in rows("link_efficiency") if row["kind"] in ("infiniband", "roce", "slingshot")]
     assert len(own) == 3
     assert all(row["hop_us"] == 2.7 and row["hop_us"] + row["fill_us"] == pytest.approx(14.0) for row in own)
+    assert all(row["tree_us"] == 5.0 for row in own)
 
 
 def test_links_without_large_curves_fill_at_once() -> None:

@@ -14,7 +14,7 @@ from strategist.facts.parameters import count
 from strategist.records import names_of
 
 PUBLISHED = [row for row in rows("models") if row.get("model_type") == "mpt"]
-SAID_OTHERWISE = {"name", "family", "source", "basis", "notes", "parameters_stated", "extra"}
+SAID_OTHERWISE = {"name", "family", "source", "basis", "notes", "parameters_stated", "extra", "model_type"}
 SMALL: dict[str, Any] = {"name": "mpt_causal_lm", "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 128, "vocab_size": 1000}  # fmt: skip
 
 

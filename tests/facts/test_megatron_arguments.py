@@ -25,6 +25,7 @@ SAID_OTHERWISE = (
     "source",
     "basis",
     "act_form",
+    "model_type",
     "notes",
     "parameters_stated",
     "other_tower_parameters",
@@ -78,7 +79,13 @@ def _is_written(shape: ModelShape) -> bool:
     """Whether Megatron-LM's arguments can say the shape: one kind of layer, biases everywhere or nowhere but at queries."""
     same_biases = shape.mlp_bias == shape.o_bias and (shape.qkv_bias or not shape.o_bias) and shape.k_bias
     plain = shape.window is None and shape.full_heads is None and shape.ssm is None and not shape.lm_head_bias
-    usual = shape.norms_per_layer == 2 and shape.final_norm and not shape.embed_norm and not shape.attn_sinks
+    usual = (
+        shape.norms_per_layer == 2
+        and not shape.parallel_block
+        and shape.final_norm
+        and not shape.embed_norm
+        and not shape.attn_sinks
+    )
     norms = shape.qk_norm in ("", {"rmsnorm": "head", "layernorm": "head_ln"}.get(shape.norm))
     experts = shape.moe is None or (
         not shape.moe.router_bias and not shape.moe.expert_bias and not shape.moe.latent and not shape.mlp_bias

@@ -111,7 +111,7 @@ def test_the_worse_of_two_links_is_no_better_than_either() -> None:
     for name in ("Bps", "ring_Bps", "all_reduce_Bps", "all_to_all_Bps", "send_Bps"):
         assert np.array_equal(getattr(found, name), np.minimum(getattr(one, name), getattr(other, name)))
         assert np.array_equal(getattr(found, name), getattr(turned, name))
-    for name in ("latency_s", "fill_s", "walk_s", "leave"):
+    for name in ("latency_s", "fill_s", "walk_s", "tree_s", "leave"):
         assert np.array_equal(getattr(found, name), np.maximum(getattr(one, name), getattr(other, name)))
 
 
@@ -196,9 +196,9 @@ def test_columns_equal_single_groups(name: str, count: int, groups: list[tuple[i
     columns = group_columns(found, np.array([s for s, _ in groups]), np.array([s for _, s in groups]))
     for row, (size, stride) in enumerate(groups):
         one = group_bandwidth(found, size, stride)
-        assert (one.Bps, one.ring_Bps, one.all_reduce_Bps, one.all_to_all_Bps, one.latency_s, one.fill_s, one.walk_s, one.domains) == (
+        assert (one.Bps, one.ring_Bps, one.all_reduce_Bps, one.all_to_all_Bps, one.latency_s, one.fill_s, one.walk_s, one.tree_s, one.domains) == (
             columns.Bps[row], columns.ring_Bps[row], columns.all_reduce_Bps[row], columns.all_to_all_Bps[row],
-            columns.latency_s[row], columns.fill_s[row], columns.walk_s[row], columns.domains[row],
+            columns.latency_s[row], columns.fill_s[row], columns.walk_s[row], columns.tree_s[row], columns.domains[row],
         )  # fmt: skip
 
 
@@ -271,6 +271,18 @@ def test_latency_is_a_walk_around_the_ring() -> None:
     inner, outer = tiers(load_cluster("dgx-h100:4"))
     link = group_bandwidth((inner, outer), 32, 1)
     assert link.latency_s == pytest.approx(inner.base_s + 28 * inner.hop_s + 3 * outer.hop_s)
+
+
+def test_a_tree_joins_nodes_in_steps_that_double_them() -> None:
+    """One way up: a step to every further device of a node, then one for each doubling of the nodes, at NCCL's price; inside a node it is the walk,
+    and over EFA, whose steps were measured, a step takes what one along the ring does."""
+    inner, outer = tiers(load_cluster("dgx-h100:16"))
+    assert group_bandwidth((inner, outer), 128).tree_s == pytest.approx(inner.base_s + 7 * inner.hop_s + 4 * 5.0e-6)
+    assert group_bandwidth((inner, outer), 16, 8).tree_s == pytest.approx(outer.base_s + 4 * 5.0e-6)
+    node = group_bandwidth((inner, outer), 8)
+    assert node.tree_s == node.latency_s
+    efa = tiers(load_cluster("p5.48xlarge:16"))[-1]
+    assert efa.tree_s == efa.hop_s == pytest.approx(25.7e-6)
 
 
 def test_tiers_need_no_networkx() -> None:

@@ -37,6 +37,13 @@ def moved_beside(job: Job) -> tuple[float, float]:
     if job.profile.kernels.adapts == "compiled":
         return read_two_write_one, two_gradients_added + scaled
     dropped = (2 + 1 / 2) * inputs
+    if (
+        job.profile.kernels.adapts == "widened"
+        and job.model.method == "lora"
+        and job.workload.precision not in ("fp32", "tf32")
+    ):
+        there, back, dropped_wide = (2 + 4) / 2, (4 + 2) / 2, (4 + 1 + 4) / 2
+        dropped = (there + dropped_wide + back) * inputs
     return dropped + scaled + read_two_write_one, two_gradients_added + dropped + scaled
 
 

@@ -98,7 +98,7 @@ def _has_odd_sides(shape: ModelShape) -> bool:
     return any(side % 16 for side in (shape.hidden, shape.ffn_hidden, *attended))
 
 
-SIDE_BY_SIDE_OR_BEHIND = ("gpt-neox", "gpt_neox", "pythia", "falcon", "olmo2", "llama4", "llama4_text")
+BEHIND_OR_IN_CHUNKS = ("olmo2", "llama4", "llama4_text")
 
 
 def is_buildable(shape: ModelShape) -> bool:
@@ -106,7 +106,7 @@ def is_buildable(shape: ModelShape) -> bool:
     kept = (
         "name", "family", "max_seq", "tied", "qkv_bias", "o_bias", "mlp_bias", "lm_head_bias", "mlp_gated", "window",
         "full_every", "pattern", "moe", "pos_rows", "parameters_stated", "basis", "source", "notes",
-        "act_form",
+        "act_form", "model_type",
     )  # fmt: skip
     chosen = {
         "norm": ("rmsnorm", "layernorm", "layernorm_nobias", "layernorm_nonparam"), "pos": ("rope", "learned"),
@@ -116,7 +116,7 @@ def is_buildable(shape: ModelShape) -> bool:
     if any(getattr(shape, name) not in known for name, known in chosen.items()):
         return False
     copied = {name: getattr(shape, name) for name in (*kept, *chosen, *sizes, "ffn_hidden")}
-    if shape != ModelShape(kind="decoder", **copied) or shape.family in SIDE_BY_SIDE_OR_BEHIND:
+    if shape != ModelShape(kind="decoder", **copied) or shape.family in BEHIND_OR_IN_CHUNKS:
         return False
     if min(getattr(shape, name) for name in sizes) < 1 or shape.heads % shape.kv_heads:
         return False

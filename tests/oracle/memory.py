@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from math import ceil, inf
+from statistics import fmean
 
 from strategist.catalog import rows
 from strategist.facts.job import Job
@@ -604,8 +605,11 @@ class Stage:
         return before, own / max(count - 1, 1), before >= every - 1
 
     def _let_go(self, number: int, kept: float) -> float:
-        """What layers that are through kept: those of the other policy, and a share of one's own but for the layer at work."""
-        share = self._behind(number)[1]
+        """What layers that are through kept: those of the other policy, and a share of one's own but for the layer at work. Where they hold on to the
+        input that they were computed again from, they let go of nothing, and its gradient is there as well."""
+        before, share, _ = self._behind(number)
+        if self.job.profile.holds_passed and not self.job.recompute_layers and self.a["recompute"] == "full":
+            return -before * self.stream
         return share * (self.of_mine / self.v - kept) + self._others_let_go(number)
 
     def _others_let_go(self, number: int) -> float:
@@ -746,7 +750,8 @@ class Stage:
         sums = not once and not self.units and self.a["sequence_parallel"] and self.begins
         twice = self.q * self.s * shape.hidden * shape.pos_rows if sums and shape.pos == "learned" else 0.0
         own = self.sharded.all if self.zero >= 1 else self.bare.all
-        roots = self.job.profile.update_copies * self.q * self.s * own
+        here = self.job.workload.optimizer == "adamw" and self.a["offload"] == "none"
+        roots = self.job.profile.update_copies * self.q * self.s * own if here else 0.0
         if not roots and self.job.profile.has_units and self.job.workload.optimizer == "adamw8bit":
             roots = DECODED_BYTES * min(own, DECODED_AT_ONCE) if self.a["offload"] == "none" else 0.0
         if self.job.workload.optimizer == "muon":  # matrices are turned once what the ends exchange is gone
@@ -1380,9 +1385,8 @@ class Stage:
             passed = self._through_halves(before, self._unit)
             done = behind + passed
         if mixed:
-            mine = [own for own in self.kinds if own.ffn == "moe"]
             first, rest = min(before, those), max(before - those, 0.0)
-            of_experts = self._rows(mine[0], _kept) if mine else 0.0
+            of_experts = self._kept_with_experts() if those else 0.0
             others = max(0.0, self.every / self.v - those * of_experts) / max(1.0, len(self.kinds) / self.v - those)
             let_go = first * of_experts + rest * others
             passed = first * (self.beside + self.X) + rest * self.bald
@@ -1552,7 +1556,7 @@ class Stage:
         the latter is entered, gathered twice."""
         those = sum(own.ffn == "moe" for own in self.kinds)
         dense = len(self.kinds) - those
-        of_experts = self._rows(self._mixture(), _kept) if those else 0.0
+        of_experts = self._kept_with_experts() if those else 0.0
         if self.zero == 3 and self.w.experts:
             done = self.through + those * (self.beside + self.X)
             units = 2 * self.c * self.bald + self.q * self.r * self.beside
@@ -1589,6 +1593,10 @@ class Stage:
     def _mixture(self) -> LayerKind:
         """The sort of layer with experts."""
         return max(set(self.mine), key=lambda kind: self._elements(kind, lambda name: name.startswith("expert")))
+
+    def _kept_with_experts(self) -> float:
+        """What a layer with experts keeps, on average of those that are looked at."""
+        return fmean([self._rows(kind, _kept) for kind in self.mine if kind.ffn == "moe"])
 
     def _sent(self) -> float:
         """Bytes of the tokens' copies that a rank sends to experts."""
@@ -1670,7 +1678,8 @@ class Stage:
         own = max(max(those, 1.0) + number, 0.0) if number < 0 else min(number, max(those, 1.0) - 1)
         before = float(self.places[int(own)]) if self.is_partly else own
         passed, behind = before * (self.beside + self.X), self.through
-        left = self.inside - own * self._rows(self._mixture(), _kept)
+        kept = self._rows(self._mixture(), _kept)
+        left = self.inside - own / max(those - 1, 1) * (max(those, 1.0) * self._kept_with_experts() - kept)
         left -= self._others_let_go(int(own))
         above = self.q * self.r * (self.beside if before else behind) if self.reduces else 0.0
         at_end = self.early if self.piped and before >= count - 1 else 0.0
@@ -2158,6 +2167,8 @@ def usable_bytes(job: Job) -> int:
 def fits(job: Job, layout: Layout, memory: Memory) -> bool:
     """Device and host are large enough for what a layout takes, and there is a disk where one is needed."""
     room = min(int(0.9 * (g.node.ram_bytes or 0) / g.node.gpus) for g in job.cluster.groups)
+    if any(group.node.gpu.shares_host for group in job.cluster.groups):
+        room = usable_bytes(job) - memory.device
     has_disk = all(group.node.nvme_read_Bps for group in job.cluster.groups)
     on_disk = has_disk or layout["offload"] != "nvme"
     return memory.device <= usable_bytes(job) and memory.host <= room and on_disk

@@ -47,7 +47,8 @@ ONE = 1
 @st.composite
 def cases(draw: Draw) -> Case:
     """A job under any framework, whose launches may wait, with all or few weights trained, and two legal layouts for it."""
-    profile = replace(find_profile(draw(st.sampled_from(frameworks()))), launches_wait=draw(st.booleans()))
+    habits = {name: draw(st.booleans()) for name in ("launches_wait", "holds_passed")}
+    profile = replace(find_profile(draw(st.sampled_from(frameworks()))), **habits)
     trainable = draw(st.sampled_from((1.0, 0.002)))
     job = replace(draw(jobs()), profile=profile, trainable=trainable, adapters=trainable < 1)
     return job, [draw(layouts(job)) for _ in range(2)]

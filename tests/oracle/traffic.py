@@ -85,6 +85,7 @@ def link_of(cluster: Cluster, size: int, stride: int) -> GroupLink:
         latency_s=max(e.latency_s for e in each),
         fill_s=max(e.fill_s for e in each),
         walk_s=max(e.walk_s for e in each),
+        tree_s=max(e.tree_s for e in each),
     )
 
 
@@ -100,7 +101,10 @@ def collective_seconds(cluster: Cluster, row: Row) -> float:
         flagged = min(link.ring_Bps / 2, share("ring_flagged_GBps", cluster.slowest.gpu) * 1e9)
         return a + filling + min(row.pieces * link.walk_s + moved / link.ring_Bps, moved / flagged)
     if row.op == "all-reduce":
-        return 2 * a + filling + 2 * moved / link.all_reduce_Bps
+        sending = 2 * moved / link.all_reduce_Bps
+        share_of_ring = share("tree_share", cluster.slowest.gpu)
+        around, up_and_down = 2 * a + sending, 2 * link.tree_s * row.pieces + sending / share_of_ring
+        return filling + min(around, up_and_down)
     if row.op == "all-to-all" and row.to_nodes is not None:
         return a + filling + max(_passed_on(cluster, row), _between_nodes(cluster, row))
     if row.op == "all-to-all":

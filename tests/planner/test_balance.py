@@ -307,5 +307,5 @@ def test_words_that_are_no_splits_are_refused() -> None:
             parse_pins(text)
     with pytest.raises(ImpossibleError, match="layers are alike"):
         predict("gemma-2-9b", "dgx-h100", strategy=f"pp=2,tp=4,{RULED}", **NODES)
-    with pytest.raises(ImpossibleError, match="satisfies"):
+    with pytest.raises(ImpossibleError, match="has stage_split=balanced and recompute=3/1 together"):
         recommend("llama-2-7b", "dgx-h100", pin="pp=2,stage_split=balanced,recompute=3/1", **NODES)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from strategist.ask import Given, complete
+from strategist.document.plan import Request
 from strategist.errors import NoPlanError
 from strategist.planner import search as searching
 from strategist.planner import why_not
@@ -79,7 +80,7 @@ def test_changes_are_looked_for_among_so_many_layouts(monkeypatch: pytest.Monkey
         monkeypatch.setattr(why_not, "MOST_TRIED", most)
         monkeypatch.setattr(why_not, "search", lambda one, **how: searches.append(one) or search(one, **how))
         with pytest.raises(NoPlanError) as refused:
-            raise why_not.explain_failure(found)
+            raise why_not.explain_failure(found, Request())
         return len(searches), refused.value.fixes
 
     found = search(asked({"model": "llama-3.1-70b", "hardware": "dgx-h100", "seq_len": 8192, "forbid": "offload"}))

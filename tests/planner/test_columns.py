@@ -70,6 +70,7 @@ def test_a_column_that_is_left_out_is_zero_and_others_stay() -> None:
     assert before.all()
 
 
+@pytest.mark.slow
 def test_what_is_worked_out_is_given_back_at_once() -> None:
     """Ledgers, bounds and steps leave no circle of objects, which would hold their memory until somebody looks for circles."""
     fields = {"model": "llama-2-7b", "hardware": "dgx-a100-80gb:2", "seq_len": 2048, "global_batch": 64}

@@ -77,7 +77,8 @@ def test_a_plan_for_a_target_is_emitted_by_it(number: int, target: str) -> None:
         assert emit(plan, target)
         free = plan.unrestricted
         assert free is not None
-        assert free.step_s == (1 if free.relative_time is None else free.relative_time) * plan.time.step.value
+        relative = 1 if free.relative_time is None else free.relative_time
+        assert free.step_s == pytest.approx(relative * plan.time.step.value, rel=1e-12)
         is_ours = plan.strategy.profile == "strategist"
         assert is_ours or find_emitter(target).engine != "strategist"
         assert plan.request.policy == "hf" or not is_ours or free.step_s <= plan.time.step.value
@@ -133,6 +134,16 @@ def test_what_a_target_cannot_say_at_all_is_refused_with_reasons() -> None:
     assert error["because"][0].startswith("because the nearest that megatron could say is ")
     assert any("stacks of attention" in link for link in error["because"])
     assert error["fixes"][0].startswith("without --frontend megatron    fits: ")
+
+
+def test_a_target_that_has_one_part_behind_the_other_is_no_way_to_train_both_side_by_side() -> None:
+    """Megatron-LM's arguments cannot say GPT-NeoX's layers, which have as many norms and matrices as those of GPT-3."""
+    asked = ("--hardware", "dgx-h100", "--frontend", "megatron", "--json")
+    assert call("plan", "--model", "megatron-gpt-1.7b", *asked).code == 0
+    answer = call("plan", "--model", "pythia-1b", *asked)
+    assert answer.code == 3
+    error = json.loads(answer.out)["error"]
+    assert any("stacks of attention" in link for link in error["because"])
 
 
 @pytest.mark.slow

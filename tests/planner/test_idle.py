@@ -145,3 +145,17 @@ def test_idle_devices_are_allowed_by_a_word() -> None:
     part, whole = (json.loads(call(*words, *more).out) for more in (("--allow-idle",), ()))
     assert part["idle"] == 4 - part["cluster"]["groups"][0]["node"]["gpus"] > 0
     assert (whole["idle"], whole["cluster"]["groups"][0]["node"]["gpus"]) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"), [(7, "no layout of all of them is allowed"), (8, "Leave --allow-idle out to use them all")]
+)
+def test_all_devices_are_offered_where_they_have_a_plan(batch: int, said: str) -> None:
+    """Leaving --allow-idle out is advised exactly where a plan for all devices comes of it: seven sequences are no batch of four replicas."""
+    hardware = cluster(4, link="10MB/s")
+    plan = planned(hardware, batch, forbid="cp,tp,pp,offload,recompute")
+    every = planned(hardware, batch, forbid="cp,tp,pp,offload,recompute", allow_idle=False)
+    assert plan is not None
+    (hint,) = [hint for hint in plan.hints if hint.code == "W_IDLE"]
+    assert said in hint.sentence
+    assert ("Leave --allow-idle out" in hint.sentence) == (every is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,10 @@ import pytest
 import strategist.planner.fewer as module
 from strategist import Plan, recommend
 from strategist.ask import Given, complete
+from strategist.facts.clusters import load_cluster
+from strategist.facts.groups import group_bandwidth
 from strategist.facts.hardware_file import cluster_from_document
+from strategist.facts.tiers import tiers
 from strategist.planner.fewer import Part, halves, price, seconds_at_best, smaller_cluster_hint
 from strategist.planner.idle import uses
 from strategist.planner.predict import filled
@@ -85,13 +89,48 @@ def test_parts_of_linked_nodes_are_what_hangs_together() -> None:
         assert part.nodes == 1 or part.switches
 
 
+BRIDGED: dict[str, Any] = {
+    "gpu": "rtx-3090",
+    "gpu_count": 4,
+    "links": [
+        *({"a": f"gpu{a}", "b": f"gpu{a + 1}", "kind": "nvlink", "bw": "56.25GB/s"} for a in (0, 2)),
+        *({"a": f"gpu{i}", "b": "root0", "kind": "pcie-host", "bw": "25GB/s"} for i in range(4)),
+    ],
+}
+"""A node of two bridged pairs on one root, link by link."""
+
+
 def test_what_is_not_looked_at_is_said_where_it_was_asked_for() -> None:
-    """Devices of a node that are wired in pairs are used all or none, which --allow-idle says; where all parts are looked at, or nobody
-    asks for parts, nothing is said."""
+    """Several devices of a node whose links are listed one by one are used all or none, which --allow-idle says; where all parts are looked at, or nobody
+    asks for parts, nothing is said. One device alone is a part of every node."""
     small: dict[str, Any] = {"model": "llama-3.2-1b", "global_batch": 16}
-    assert "W_IDLE_PARTS" in codes(planned("ws-8x-h100-nvl", allow_idle=True, **small))
-    assert "W_IDLE_PARTS" not in codes(planned("ws-8x-h100-nvl", **small))
+    listed = {"format": "strategist-hardware/1", "nodes": [BRIDGED]}
+    assert "W_IDLE_PARTS" in codes(planned(listed, allow_idle=True, **small))
+    assert "W_IDLE_PARTS" not in codes(planned(listed, **small))
     assert "W_IDLE_PARTS" not in codes(planned("ws-4x-4090", allow_idle=True, **small))
+    assert [part.world for part in uses(cluster_from_document(listed).cluster)] == [1]
+
+
+@pytest.mark.parametrize(
+    "name", ["ws-8x-h100-nvl", "mi300x-platform", "dgx-1-v100", "hgx-a100-4", "ws-4x-3090-nvlink-pairs"]
+)
+def test_the_first_devices_of_pairs_and_meshes_are_parts(name: str) -> None:
+    """Every number of devices is a part; where so many tile the whole, they are joined as it joins each such group."""
+    cluster = load_cluster(name)
+    parts = {part.world: part for part in uses(cluster)}
+    assert set(parts) == set(range(1, cluster.world))
+    assert tiers(parts[1]) == ()
+    for count in range(2, cluster.world):
+        there, here = (group_bandwidth(tiers(each), count).Bps for each in (cluster, parts[count]))
+        assert here == there if cluster.world % count == 0 else 0 < here < math.inf
+
+
+def test_a_lone_device_trains_what_no_pair_can_share() -> None:
+    """Seven sequences are no batch of two replicas; one of two bridged devices has the plan that it has alone, and says so."""
+    job: dict[str, Any] = {"model": "gpt2", "seq_len": 1024, "global_batch": 7, "forbid": "tp,pp,cp"}
+    plan = planned("ws-2x-3090-nvlink", allow_idle=True, **job)
+    assert (plan.mesh.world, plan.idle) == (1, 1)
+    assert "W_IDLE" in codes(plan)
 
 
 def test_halves_are_powers_of_two_up_to_half() -> None:

@@ -88,7 +88,7 @@ def scaled(cluster: Cluster, factor: float) -> Cluster:
 
 def test_links_are_those_inside_a_node() -> None:
     """The factor of links inside a node moves the rates of a device inside its node, and nothing else of the job."""
-    job = complete(Given(model="llama-2-7b", hardware="dgx-h100:2")).question.job
+    job = complete(Given(model="llama-2-7b", gpu="h100", nodes=2)).question.job
     changed = next(assumed for assumed in assumptions(job) if assumed.flag == "--intra-bw").changed(0.5)
     assert changed == replace(job, cluster=scaled(job.cluster, 0.5))
 
@@ -102,7 +102,7 @@ def named(**asked: Any) -> tuple[Job, dict[str, Assumption]]:
 def test_every_factor_moves_what_it_is_called() -> None:
     """Twice a rate, a length or a memory is twice the value that the assumption states, in the job's own words; matrix products at twice the
     rate take half the time."""
-    job, found = named(model="mixtral-8x7b", hardware="aws-p4d.24xlarge:2")
+    job, found = named(model="mixtral-8x7b", gpu="a100-sxm-40gb", gpus_per_node=8, nodes=2)
     factors = 0.5, 2.0
     for factor in factors:
         jobs = {name: assumed.changed(factor) for name, assumed in found.items() if name != "--expert-imbalance"}
@@ -119,13 +119,21 @@ def test_every_factor_moves_what_it_is_called() -> None:
 
 def test_links_one_by_one_are_moved_as_the_network_that_they_are() -> None:
     """Links between named nodes and switches are the network between nodes; those inside a node stay."""
-    job, _ = named(model="gpt2", hardware="dgx-h100:2")
+    job, _ = named(model="gpt2", gpu="h100", nodes=2)
     links = tuple(Link(a=name, b="switch", kind="infiniband", Bps=50e9) for name in ("one", "two"))
     job = replace(job, cluster=replace(job.cluster, links=links, switches=("switch",)))
     changed = next(assumed for assumed in assumptions(job) if assumed.flag == "--inter-bw").changed(0.5)
     assert changed is not None
     assert [link.Bps for link in changed.cluster.links] == [25e9, 25e9]
     assert changed.cluster.slowest.intra_Bps == job.cluster.slowest.intra_Bps
+
+
+def test_figures_of_described_machines_are_said_by_a_file() -> None:
+    """Beside --hardware no flag may state a link, so that none is named; beside --gpu each has its flag."""
+    for said, inside, between in (({"hardware": "dgx-h100:2"}, *["--hardware FILE"] * 2), ({"gpu": "h100", "nodes": 2}, "--intra-bw", "--inter-bw")):  # fmt: skip
+        job = complete(Given(model="llama-2-7b", **said)).question.job  # type: ignore[arg-type]
+        flags = {assumed.name: assumed.flag for assumed in assumptions(job)}
+        assert (flags["link inside a node (nvswitch)"], flags["network between nodes"]) == (inside, between)
 
 
 @pytest.mark.parametrize(("factor", "exists"), [(0.99, False), (1.0, True), (3.99, True), (4.0, True), (4.01, False)])
@@ -176,7 +184,7 @@ def test_borders_out_of_reach_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_is_said_by_a_flag_that_takes_the_value() -> None:
     """A headroom leaves between half a device and all of it; less and more are devices of another size."""
-    job = complete(Given(model="llama-3.2-1b", hardware="dgx-h100")).question.job
+    job = complete(Given(model="llama-3.2-1b", gpu="h100")).question.job
     memory = next(one for one in assumptions(job) if one.name == "usable memory per device")
     held = job.cluster.smallest.memory_bytes
     assert [memory.says(share * held) for share in (0.49, 0.5, 0.95, 1.0, 1.01)] == [

@@ -385,6 +385,7 @@ def test_the_report_shows_what_the_document_holds() -> None:
     assert text.index("assumed A1") < text.index("least") < text.index("fastest") < text.index("looked at")
 
 
+@pytest.mark.slow
 def test_sizes_that_end_no_earlier_than_fewer_devices_are_counted_and_not_listed() -> None:
     """The short report has a line for each kind's devices that fewer of them do not outrun, and says how many it leaves out."""
     words = (
@@ -455,6 +456,16 @@ def test_the_largest_fits_and_the_next_does_not(what: Any) -> None:
 
 
 @pytest.mark.slow
+def test_real_models_further_up_are_tried() -> None:
+    """35B stands for a shape with a vocabulary eight times that of LLaMA 65B, which fits: the answer is the last for which there is a plan, and
+    for the next there is none."""
+    question = {"gpu": "rtx-4090", "gpus_per_node": 3, "nodes": 1, "method": "qlora", "global_batch": 258}
+    found = largest_that_fits(Given(**question), "model-size")
+    assert found.value >= 65 * 10**9
+    for size, code in ((35 * 10**9, 3), (found.value, 0), (found.too_large, 3)):
+        assert call("plan", *_said(question | {"model_size": size})).code == code
+
+
 def test_models_beyond_the_first_that_does_not_fit() -> None:
     """Shapes are those of real models: 9.8B and 9.9B do not fit where 13B does, and the largest is that, with a next that does not fit."""
     question: dict[str, Any] = {"hardware": "ws-2x-4090", "method": "lora"}
@@ -572,3 +583,20 @@ def test_devices_without_the_number_format_are_named(words: tuple[str, ...]) -> 
     assert refused.code == 3
     assert "E_HARDWARE_FEATURE" in refused.err
     assert "fp16" in refused.err
+
+
+@pytest.mark.parametrize(("gpus", "batch"), [(3, 960), (5, 960), (6, 960), (7, 896), (8, 1024), (1, 1024)])
+def test_nodes_of_any_number_of_devices_divide_the_assumed_batch(gpus: int, batch: int) -> None:
+    """4.2 M tokens are 1,024 sequences, which no three, five or seven replicas share: there it is the number nearest to it that up to 64 such
+    nodes divide."""
+    given_ = Given(model="llama-3.2-1b", seq_len=4096, tokens=10**9, gpus_per_node=gpus, nodes=4)
+    found = sized(Wanted(given=given_, gpus=("rtx-4090",), deadline_s=90 * 86400.0))
+    assert found.workload.global_batch == batch
+    assert batch % gpus == 0
+
+
+def test_a_batch_that_no_machines_divide_is_blamed_and_not_their_memory() -> None:
+    """1,000 sequences under adapters, which are cut no other way, on three devices and on six."""
+    words = {"model": "llama-3.2-1b", "method": "lora", "global_batch": 1000, "tokens": "1B", "deadline": "90d", "gpu": "rtx-4090", "gpus_per_node": 3, "nodes": 2}  # fmt: skip
+    refused = call("size", *_said(words), "--json")
+    assert (refused.code, refused.error["code"]) == (3, "E_BATCH_SPLIT")

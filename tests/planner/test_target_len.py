@@ -33,6 +33,7 @@ from strategist.memory.saved import habits_of, saved_tensors
 from strategist.planner.check import faults
 from strategist.planner.predict import predict_plan
 from strategist.planner.sensitivity import assumptions
+from strategist.reports.brief import model_words
 from strategist.space.shares import elements, groups
 from strategist.space.traffic import traffic
 from strategist.timing.compute import product_sizes
@@ -369,3 +370,10 @@ def test_megatrons_own_argument_is_read(tmp_path: Path) -> None:
     path.write_text(SCRIPT.replace("pretrain_t5.py", "pretrain_gpt.py"))
     again = json.loads(call("validate", str(path), "--model", "t5-base", "--hardware", "dgx-h100", "--json").out)
     assert "target_len" not in json.dumps(again)
+
+
+def test_a_model_is_told_with_the_layers_of_both_its_stacks() -> None:
+    """A T5 has as many in its encoder again; one without words has no vocabulary to tell."""
+    told = model_words(recommend("t5-base", "dgx-h100", seq_len=512)).replace("\N{NO-BREAK SPACE}", " ")
+    assert "12 + 12 layers x 768" in told
+    assert "vocab" not in model_words(recommend(replace(load_model("vit-l-16"), vocab=0), "dgx-h100"))

@@ -42,6 +42,7 @@ def columns_of(value: Any) -> dict[str, Any]:
     return {f"{part}.{name}": column for part, terms in parts.items() for name, column in terms.items()}
 
 
+@pytest.mark.slow
 def test_blocks_find_what_one_block_finds() -> None:
     """Weighed and timed in blocks, the same layouts fit, with the same bytes and nanoseconds, in the same order, and as many
     were weighed in full."""

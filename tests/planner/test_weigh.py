@@ -10,7 +10,10 @@ import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from strategist import recommend
+from strategist.errors import NoPlanError
 from strategist.facts.calibration import Factor
+from strategist.facts.clusters import load_cluster
 from strategist.facts.hardware import Cluster, Node, NodeGroup
 from strategist.facts.job import Job
 from strategist.facts.models import load_model
@@ -87,6 +90,28 @@ def test_what_fits_is_what_the_poorest_node_holds(order: tuple[str, str]) -> Non
     assert fits(job, alike, *held).tolist() == [True, False, True, False]
     unknown = replace(job, cluster=cluster_of((nodes[0], replace(nodes[1], ram_bytes=None))))
     assert host_bytes_per_device(unknown) == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["cpu:4", "ws-dgx-spark-2", {"format": "strategist-hardware/1", "gpu": "mi300a", "gpus_per_node": 1}]
+)
+def test_what_leaves_a_device_for_its_own_memory_is_held_all_the_same(name: Any) -> None:
+    """CPU ranks, and chips whose processor and accelerator have one memory, have no other to offload to: both parts together fit it, to the byte."""
+    job = Job(cluster=load_cluster(name), model=load_model("gpt2"), workload=Workload(), profile=find_profile())
+    alike = joined([one(**filled(job, {}))] * 3)
+    usable = job.usable_bytes
+    assert fits(job, alike, np.array([usable, usable - 7, usable - 7]), np.array([0, 7, 8])).tolist() == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_a_spark_holds_no_more_with_its_state_on_the_host() -> None:
+    """A model that one memory of 128 GB does not hold trains from the drive, if at all."""
+    assert recommend("llama-3.1-8b", "ws-dgx-spark-2", policy="fastest").strategy.offload == "nvme"
+    with pytest.raises(NoPlanError):
+        recommend("llama-3.1-8b", "ws-dgx-spark-2", pin="offload=parameters")
 
 
 FACTORS = st.builds(

@@ -692,6 +692,23 @@ def test_a_file_that_compiles_is_weighed_with_compiled_kernels(table: dict[str, 
     assert fused["matmul"] == eager["matmul"]
 
 
+@pytest.mark.parametrize(
+    ("table", "key"), [(AXOLOTL, "optimizer"), (FACTORY, "optim")], ids=["axolotl", "llama-factory"]
+)
+def test_an_update_in_one_kernel_is_quicker_than_operations_of_torch(
+    table: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    """As the file names it, and as Transformers does where nothing is said; the operations make roots of all second moments as well."""
+    silent = {name: said for name, said in table.items() if name != key}
+    plain, fused = (table | {key: name} for name in ("adamw_torch", "adamw_torch_fused"))
+    folder = written(tmp_path, silent_yaml=silent, plain_yaml=plain, fused_yaml=fused)
+    update, others, usual = (
+        exposed(weighed(folder, f"{name}.yaml"))["optimizer"] for name in ("fused", "plain", "silent")
+    )
+    assert update < 0.6 * others
+    assert usual == update
+
+
 def test_torchtune_shards_where_there_is_a_second_device(tmp_path: Path) -> None:
     """With bf16 everything rests in it: two bytes each for weights, gradients and both moments."""
     folder = written(tmp_path, job_yaml=TUNE, kept_yaml=TUNE | {"fsdp_reshard_after_forward": False})

@@ -297,12 +297,27 @@ def test_adapters_in_single_operations_move_their_input_twice_and_their_result_s
         times = timed(replace(asked, profile=replace(asked.profile, kernels=kernels)), "dp=16,mbs=1")
         return seconds(times, "elementwise")
 
-    joint, compiled, apart = (moved(adapts) for adapts in get_args(Adapts))
+    joint, compiled, apart, widened = (moved(adapts) for adapts in get_args(Adapts))
     numbers = 4 * 4096 * 32  # of one width, in a step of four micro-batches through all layers
     inputs, outputs = numbers * (4096 + 14336), numbers * (4096 + 4096)
     rate = memory_Bps(asked.cluster.slowest.gpu) / 2
     assert (compiled - joint) * rate == pytest.approx(4 * outputs, rel=1e-3)
     assert (apart - joint) * rate == pytest.approx(5 * inputs + 6 * outputs, rel=1e-3)
+    assert (widened - apart) * rate == pytest.approx(16 * inputs, rel=1e-3)
+
+
+def test_adapters_in_float32_widen_no_input_that_is_wide_or_of_quantised_matrices() -> None:
+    """In float32 there is nothing to cast, and bitsandbytes' layers take the input as autocast has it (huggingface/peft: src/peft/tuners/lora/bnb.py)."""
+    for method, precision, is_slower in (("lora", "bf16", True), ("lora", "fp32", False), ("qlora", "bf16", False)):
+        shape = with_adapters(load_model("llama-3.1-8b"), method, 16, ("q", "v"))
+        work = Workload(seq_len=4096, global_batch=64, precision=precision)
+        asked = as_trained(job(find_profile("hf-trainer"), model=shape, workload=work))
+        kernels = (replace(asked.profile.kernels, adapts=word) for word in ("apart", "widened"))
+        apart, widened = (
+            seconds(timed(replace(asked, profile=replace(asked.profile, kernels=own)), "dp=16,mbs=1"), "elementwise")
+            for own in kernels
+        )
+        assert (widened > apart) is is_slower
 
 
 def test_updates_of_lamb_and_single_operations_move_more() -> None:
@@ -519,16 +534,35 @@ def test_weights_sent_rank_by_rank_pay_a_start_up_for_each() -> None:
 
 @pytest.mark.parametrize("op", get_args(Op))
 def test_rings_through_nodes_walk(op: Op) -> None:
-    """What NCCL only has as a ring pays for the walk, and for flags at most half the rate or what NCCL says of them; an all-reduce, for which there
-    are trees, an exchange and a send do not."""
+    """What NCCL only has as a ring pays for the walk, and for flags at most half the rate or what NCCL says of them; an exchange and a send do not."""
     many, two = (links(load_cluster(f"dgx-h100:{nodes}"), one(dp_shard=8 * nodes)) for nodes in (64, 2))
     found, link = many.seconds(op, "shards"), many.columns["shards"]
+    if op == "all_reduce":
+        return  # has trees: the next test
     if op not in ("all_gather", "reduce_scatter", "broadcast", "reduce"):
-        assert (float(found.walk[0]), float(found.flagged[0])) == (0.0, 0.0)
+        assert (float(found.walk[0]), float(found.otherwise[0])) == (0.0, 0.0)
         return
     assert float(found.walk[0]) == float(link.walk_s[0]) > float(two.seconds(op, "shards").walk[0]) > 0.0
     moved = 511 / 512
-    assert float((found.per_byte + found.flagged)[0]) == pytest.approx(moved / min(float(link.ring_Bps[0]) / 2, 35e9))
+    assert float((found.per_byte + found.otherwise)[0]) == pytest.approx(moved / min(float(link.ring_Bps[0]) / 2, 35e9))
+
+
+def all_reduce_seconds(nodes: int, payload: float) -> float:
+    """Seconds of one all-reduce over all devices of so many nodes of 8, without what fills the links."""
+    found = links(load_cluster(f"dgx-h100:{nodes}"), one(dp_replicate=8 * nodes)).seconds("all_reduce", "replicas")
+    return float((found.latency + payload * found.per_byte + np.minimum(found.walk, payload * found.otherwise))[0])
+
+
+def test_an_all_reduce_goes_up_a_tree_where_that_is_sooner() -> None:
+    """Doubling the nodes doubles a walk around all of them and adds two steps to a tree, there and back: small messages grow by these, and large
+    ones stay on the ring, whose rate is higher."""
+    steps = [all_reduce_seconds(2 * nodes, 8.0) - all_reduce_seconds(nodes, 8.0) for nodes in (16, 256, 4096)]
+    assert steps == pytest.approx([2 * 5.0e-6] * 3, rel=1e-2)
+    many = links(load_cluster("dgx-h100:64"), one(dp_replicate=512))
+    ring = many.columns["replicas"]
+    around = 2.0 * float(ring.latency_s[0]) + 4e9 * float(many.seconds("all_reduce", "replicas").per_byte[0])
+    assert all_reduce_seconds(64, 4e9) == pytest.approx(around, rel=1e-9)
+    assert all_reduce_seconds(1, 8.0) == pytest.approx(2.0 * group_bandwidth(cluster_tiers(load_cluster("dgx-h100")), 8).latency_s, rel=1e-3)  # fmt: skip
 
 
 def test_racks_are_taken_in_equal_parts() -> None:

@@ -100,12 +100,15 @@ def _repeated(given: object, layers: int) -> list[object] | None:
 def _gptj(config: Config) -> ModelShape:
     seq = config.integer("n_positions", "max_position_embeddings", high=MAX_TOKENS)
     act = activation(config, "activation_function")
-    return _own_keys(config, "n_embd", "n_layer", "n_head", "n_inner", max_seq=seq, **act, norms_per_layer=1, mlp_bias=True, lm_head_bias=True)  # fmt: skip
+    return _own_keys(config, "n_embd", "n_layer", "n_head", "n_inner", max_seq=seq, **act, norms_per_layer=1, parallel_block=True, mlp_bias=True, lm_head_bias=True)  # fmt: skip
 
 
 def _gpt_neox(config: Config) -> ModelShape:
     bias, heads = config.yes("attention_bias"), config.integer("num_attention_heads", high=MAX_HEADS)
-    return decoder(config, kv_heads=heads, norm="layernorm", mlp_gated=False, mlp_bias=True, qkv_bias=bias, o_bias=bias)
+    shape = decoder(
+        config, kv_heads=heads, norm="layernorm", mlp_gated=False, mlp_bias=True, qkv_bias=bias, o_bias=bias
+    )
+    return replace(shape, parallel_block=config.yes("use_parallel_residual"))
 
 
 def _opt(config: Config) -> ModelShape:
@@ -181,6 +184,7 @@ def _falcon(config: Config) -> ModelShape:
         "ffn_hidden_size",
         kv_heads=kv,
         norms_per_layer=norms if config.yes("parallel_attn") else 2,
+        parallel_block=config.yes("parallel_attn"),
         max_seq=config.optional("max_position_embeddings", high=MAX_TOKENS) or 2048,
         pos="alibi" if config.yes("alibi") else "rope",
         **activation(config, "activation"),
@@ -193,7 +197,14 @@ def _falcon(config: Config) -> ModelShape:
 def _phi(config: Config) -> ModelShape:
     qk_norm = "head_ln" if config.yes("qk_layernorm") else ""
     return decoder(
-        config, norm="layernorm", norms_per_layer=1, mlp_gated=False, lm_head_bias=True, qk_norm=qk_norm, **_BIASED
+        config,
+        norm="layernorm",
+        norms_per_layer=1,
+        parallel_block=True,
+        mlp_gated=False,
+        lm_head_bias=True,
+        qk_norm=qk_norm,
+        **_BIASED,
     )
 
 

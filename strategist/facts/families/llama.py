@@ -93,8 +93,9 @@ def _helium(config: Config) -> ModelShape:
 
 
 def _stablelm(config: Config) -> ModelShape:
-    norms = 1 if config.yes("use_parallel_residual") else 2
-    shape = decoder(config, norm="layernorm", norms_per_layer=norms, qkv_bias=config.yes("use_qkv_bias"))
+    parallel = config.yes("use_parallel_residual")
+    norms, bias = 1 if parallel else 2, config.yes("use_qkv_bias")
+    shape = decoder(config, norm="layernorm", norms_per_layer=norms, parallel_block=parallel, qkv_bias=bias)
     return replace(shape, qk_norm="per_head") if config.yes("qk_layernorm") else shape
 
 
@@ -105,12 +106,12 @@ def _ministral(config: Config) -> ModelShape:
 
 def _cohere2(config: Config) -> ModelShape:
     bias = config.yes("attention_bias")
-    shape = decoder(config, norm="layernorm_nobias", norms_per_layer=1, qkv_bias=bias, o_bias=bias)
+    shape = decoder(config, norm="layernorm_nobias", norms_per_layer=1, parallel_block=True, qkv_bias=bias, o_bias=bias)
     return slides_but_every(config, shape, config.optional("sliding_window_pattern", high=MAX_LAYERS) or 4)
 
 
 def _cohere(config: Config) -> ModelShape:
-    shape = replace(_llama(config), norm="layernorm_nobias", norms_per_layer=1)
+    shape = replace(_llama(config), norm="layernorm_nobias", norms_per_layer=1, parallel_block=True)
     return replace(shape, qk_norm="per_head") if config.yes("use_qk_norm") else shape
 
 
