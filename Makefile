@@ -26,10 +26,10 @@ test: $(VENV)/everything.stamp     ## every test except the nightly ones
 test-frameworks: test-frameworks-hf $(GROUPS_OF_FRAMEWORKS:%=test-frameworks-%) $(if $(CHECKOUTS),test-frameworks-checkouts)  ## emitted files, parsed and trained by the frameworks themselves, in environments of their own
 
 test-frameworks-hf: $(FRAMEWORKS)/hf/stamp  ## the first of these environments alone: Hugging Face's, DeepSpeed and Lightning
-	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py splits.py slurm.py) -W ignore --write-proofs hf
+	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py pairs.py splits.py slurm.py) -W ignore --write-proofs hf
 
 test-hf: $(FRAMEWORKS)/hf/stamp    ## what continuous integration runs of it: without Slurm, mpirun and cases made of others, and nothing is written
-	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py splits.py) -W ignore -k "not mpirun" -m "not nightly"
+	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py pairs.py splits.py) -W ignore -k "not mpirun" -m "not nightly"
 
 # Frameworks of folders that CHECKOUTS holds, called like their repositories: Megatron-LM, nanotron, byteps.
 test-frameworks-checkouts: $(FRAMEWORKS)/frozen/stamp  ## with CHECKOUTS=FOLDER: frameworks that no registry has

@@ -169,8 +169,9 @@ MISSING = (
     "embedding and head stay in 16 or 32 bits; their kernels ran on CPUs only, and nothing of them was rehearsed.",
     "Of experts that get more tokens than others (`--expert-imbalance`): a ratio for each layer, tokens dropped over a capacity, experts of one rank that differ, rehearsals "
     "(docs/decisions/0152). Of axes that share ports between nodes (docs/decisions/0153): what is not hidden at all, links inside a node, and ports that some of a node's devices leave idle.",
-    "Of targets of another length than the inputs (`--target-len`): runs, traces, rehearsals and files of frameworks (of those only scripts of Megatron-LM's pretrain_t5.py are read), context "
-    "parallelism, pipelines, experts; the causal half of a decoder's own attention, and what is let go of between decoder and encoder in backward (docs/decisions/0215).",
+    "Of encoders with decoders (docs/decisions/0215, 0220): a built-in model (`run` and `plan --verify` ask for a module of yours; torchrun and its kin write a script with one of "
+    "transformers), pipelines, context and sequence parallelism in runs, experts; FSDP2 in scripts of Transformers and Accelerate, and files of other frameworks (of those scripts of "
+    "Megatron-LM's pretrain_t5.py are read); the causal half of a decoder's own attention, relative positions, spectra of Whisper in traces.",
     "U-Nets: the catalogue counts their weights, and nothing plans, weighs or times them. Of ResNets (docs/decisions/0168): wide and grouped blocks, "
     "channels first, our executor's own model (a module of yours trains), other convolutional networks as live modules.",
     "Of machines that may stay idle: several, but not all, devices of a node whose links are listed one by one (and are more than a mesh), and nodes that are joined link by link "

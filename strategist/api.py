@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from strategist.ask import Asked, Given, complete
 from strategist.document.plan import Hint, Plan, Policy
 from strategist.errors import ImpossibleError, require_function, require_type, wrong_type
-from strategist.executor.support import obstacles, way_out
+from strategist.executor.support import obstacles, script_obstacles, way_out
 from strategist.facts.profile import engine_of
 from strategist.facts.workload import Workload
 from strategist.fields import CHOICE, WORKLOAD, checked_fields, checked_policy, checked_top, yes_or_no
@@ -268,7 +268,7 @@ def emit(plan: Plan, target: str | None = None, options: Options | None = None) 
         target, _ = target_of(plan)
     emitter = find_emitter(target)
     require_sound(plan)
-    missing = obstacles(plan) if emitter.engine == "strategist" else ()
+    missing = script_obstacles(plan) if emitter.engine == "strategist" else ()
     if missing:
         raise ImpossibleError(
             "UNSUPPORTED",

@@ -17,7 +17,7 @@ from strategist.document.plan import FrontEnd, PassedOver, Reason, Share, Stage
 from strategist.emitters import EMITTERS, find_emitter
 from strategist.emitters.emitter import Emitter
 from strategist.errors import ImpossibleError
-from strategist.executor.support import obstacles
+from strategist.executor.support import script_obstacles
 from strategist.facts.job import ByLayout, Job
 from strategist.facts.profile import Profile, find_profile, profile_for, with_frozen_base
 from strategist.planner.check import require_sound
@@ -153,7 +153,7 @@ def _unsayable(plan: Plan, emitter: Emitter) -> Iterator[str]:
     """What keeps a target from a plan."""
     yield from emitter.obstacles(plan)
     if emitter.engine == "strategist":
-        yield from (obstacle.sentence for obstacle in obstacles(plan))
+        yield from (obstacle.sentence for obstacle in script_obstacles(plan))
 
 
 def target_of(plan: Plan) -> tuple[str, str]:

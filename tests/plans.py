@@ -68,7 +68,7 @@ def make_plan(shape: ModelShape | None = None, *, seq_len: int = 16, **choices: 
     weighted = weighted_stages(shape, mesh.pp) if choices.get("stage_split") == "weighted" else None
     defaults: dict[str, Any] = {
         "schedule": schedule if mesh.pp > 1 else "none",
-        "stages": weighted or even_stages(shape.layers, mesh.pp, virtual, choices.get("schedule", schedule)),
+        "stages": weighted or even_stages(shape.depth, mesh.pp, virtual, choices.get("schedule", schedule)),
         "formats": FLOAT64,
         "backend": "gloo",
     }
@@ -100,7 +100,7 @@ def even_stages(layers: int, pp: int, virtual: int = 1, schedule: str = "1f1b") 
 
 def weighted_stages(shape: ModelShape, pp: int) -> tuple[Stage, ...]:
     """The layers in `pp` runs, the last of which is shorter because of the head."""
-    runs = chunk_bounds(shape.layers, pp, head_in_layers(shape))
+    runs = chunk_bounds(shape.depth, pp, head_in_layers(shape))
     return tuple(Stage(index=i, layers=(run,), embedding=i == 0, head=i == pp - 1) for i, run in enumerate(runs))
 
 

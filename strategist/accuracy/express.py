@@ -670,7 +670,7 @@ def _possible_peak(peak_GB: float | None, machines: Machines) -> None:
 
 def _legal_sizes(shape: ModelShape, layout: dict[str, int]) -> None:
     """What no arithmetic can express, whatever ran."""
-    layers = shape.layers + shape.enc_layers
+    layers = shape.depth
     cut = next((axis for axis in ("tp", "cp", "pp", "ep") if layout[axis] > 1), "") if shape.is_convolutional else ""
     if cut:
         raise Unexpressed(f"{cut} {layout[cut]} of blocks of convolutions")

@@ -19,15 +19,24 @@ from strategist.emitters.coverage import (
     HOOKS_ARE_FOR_DDP,
     HOOKS_UNSCALED,
     NO_SHARDED_SCALER,
+    PAIRS_NOT_IN_UNITS,
     REDUCED_AS_KEPT,
     WHOLE_TOKENS,
     Clash,
     Coverage,
-    causal_models,
+    language_models,
     only_where,
 )
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.hugging_face_script import CUT, CUT_IMPORTS, KEEP_MIXTURES_WHOLE, OPTIMIZER, SETTLE, script
+from strategist.emitters.hugging_face_script import (
+    CUT,
+    CUT_IMPORTS,
+    KEEP_MIXTURES_WHOLE,
+    OPTIMIZER,
+    SETTLE,
+    script,
+    script_of,
+)
 from strategist.emitters.serial import yaml_text
 from strategist.emitters.torchrun import Launcher, job_files, layout_comment
 
@@ -115,7 +124,8 @@ COVERAGE = Coverage(
         *(only_where(_beside_tp, clash) for clash in transformers.CUT_CLASHES),
         HOOKS_ARE_FOR_DDP,
         HOOKS_UNSCALED,
-        causal_models("Accelerate"),
+        language_models("Accelerate"),
+        only_where(lambda plan: engine_of(plan) != "DEEPSPEED", PAIRS_NOT_IN_UNITS),
     ),
 )
 
@@ -267,7 +277,9 @@ def write(plan: Plan, options: Options) -> Files:
     """plan.json, accelerate.yaml, train.py, launch.sh, deepspeed.json where DeepSpeed does the work, and distributed.json where Transformers
     cuts tensors."""
     comments = (layout_comment(plan).removeprefix("# "), "The format of reduction has no key: train.py sets it.")
-    files = job_files(plan, options, TRAIN, _launcher(plan)) | {CONFIG: yaml_text(accelerate_config(plan), comments)}
+    files = job_files(plan, options, script_of(plan, TRAIN), _launcher(plan)) | {
+        CONFIG: yaml_text(accelerate_config(plan), comments)
+    }
     if engine_of(plan) == "DEEPSPEED":
         files |= deepspeed.own_file(plan, options)
     return files | (transformers.cut_file(plan) if plan.mesh.tp > 1 else {})

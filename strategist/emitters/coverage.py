@@ -31,6 +31,8 @@ _SHAPED_BY_OTHERS = ("mesh.order", "strategy.stages", "strategy.profile")
 whose kernels the prediction is for, not how the job runs."""
 
 _CAUSAL = ("decoder", "hybrid", "ssm")
+PAIR = "encdec"
+"""An encoder with a decoder behind it, both of text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +83,8 @@ class Coverage:
             )
 
     def _way_out(self, plan: Plan, target: str) -> str:
-        """What to do instead. No target's script trains another kind of model."""
-        if plan.model.kind not in _CAUSAL:
+        """What to do instead. No target's script trains still other kinds of models."""
+        if plan.model.kind not in (*_CAUSAL, PAIR):
             return OWN_MODULE
         return f"{self.hint} `plan --frontend {target}` keeps to layouts that it can say."
 
@@ -224,14 +226,27 @@ def has_even_stages(plan: Plan) -> bool:
     """Whether the runs of layers, in order, are equally long, the first ones a layer longer where it does not divide."""
     chunks = range(plan.strategy.virtual_stages)
     runs = [end - first for chunk in chunks for first, end in (stage.layers[chunk] for stage in plan.strategy.stages)]
-    each, rest = divmod(plan.model.layers, len(runs))
+    each, rest = divmod(plan.model.depth, len(runs))
     return runs == [each + (index < rest) for index in range(len(runs))]
+
+
+PAIRS_NOT_IN_UNITS = Clash(
+    holds=lambda plan: plan.model.kind == PAIR and plan.mesh.dp_shard > 1,
+    sentence="strategy.zero = 2 and 3 are FSDP2 of Accelerate, which puts the table that an encoder and its decoder share into two units; torch "
+    "refuses that.",
+)
 
 
 def causal_models(framework: str) -> Clash:
     """The emitted script trains language models; other kinds need another model class and other data."""
     sentence = f"The script for {framework} trains causal language models; model.kind is another."
     return Clash(holds=lambda plan: plan.model.kind not in _CAUSAL, sentence=sentence)
+
+
+def language_models(framework: str) -> Clash:
+    """The same of a script that trains encoders with decoders, too."""
+    sentence = f"The script for {framework} trains causal language models and encoders with decoders of text; model.kind is another."
+    return Clash(holds=lambda plan: plan.model.kind not in (*_CAUSAL, PAIR), sentence=sentence)
 
 
 def _word(value: Any) -> str:

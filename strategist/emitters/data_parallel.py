@@ -6,7 +6,7 @@ from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.executor_script import TRAIN_CALL, executor_script
 from strategist.emitters.places import devices_per_node
-from strategist.emitters.torchrun import Launcher, job_files
+from strategist.emitters.torchrun import Launcher, executor_files
 from strategist.errors import ImpossibleError
 
 TRAIN = executor_script(
@@ -35,7 +35,7 @@ def one_process(plan: Plan) -> None:
 
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, train.py and launch.sh, for a plan of one process."""
-    return job_files(plan, options, TRAIN, Launcher(one_node="python3", many_nodes="python3"))
+    return executor_files(plan, options, TRAIN, Launcher(one_node="python3", many_nodes="python3"))
 
 
 DATA_PARALLEL_SCRIPT = Emitter(

@@ -23,7 +23,7 @@ from strategist.emitters.coverage import (
     WHOLE_TOKENS,
     Clash,
     Coverage,
-    causal_models,
+    language_models,
 )
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.hugging_face_script import (
@@ -33,6 +33,7 @@ from strategist.emitters.hugging_face_script import (
     LEAVE,
     OPTIMIZER,
     script,
+    script_of,
 )
 from strategist.emitters.serial import json_text
 from strategist.emitters.torchrun import job_files
@@ -91,6 +92,7 @@ COVERAGE = Coverage(
         "mesh.cp": EVERY,
         "mesh.tp": EVERY,
         "strategy.context_parallel": ("none", "all-to-all"),
+        "workload.target_len": EVERY,
     },
     why={
         "mesh.pp": "Its pipelines need the model written as a PipelineModule.",
@@ -157,7 +159,7 @@ COVERAGE = Coverage(
             sentence="strategy.formats of low weights beside float32 gradients need strategy.zero of 1 to 3: without it DeepSpeed stops "
             "at the mixture.",
         ),
-        causal_models("DeepSpeed"),
+        language_models("DeepSpeed"),
     ),
 )
 
@@ -297,7 +299,7 @@ def _formats(formats: NumberFormats) -> dict[str, Any]:
 
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, deepspeed.json, train.py and launch.sh."""
-    return job_files(plan, options, TRAIN) | own_file(plan, options)
+    return job_files(plan, options, script_of(plan, TRAIN)) | own_file(plan, options)
 
 
 def own_file(plan: Plan, options: Options) -> dict[PurePosixPath, str]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from strategist.document.plan import Plan
+
 _SCRIPT = '''"""Train under plan.json on strategist's executor{how}.
 
 Yours to edit: the plan is read, nothing is baked in.
@@ -20,14 +24,48 @@ def report(number: int, result: StepResult) -> None:
         print(f"step {{number}}  loss {{result.loss:.4f}}  {{result.tokens / result.seconds:,.0f}} tokens/s", flush=True)
 
 
-# Without further arguments this trains the plan's own model shape on synthetic tokens. For your job add
+{own}plan = load_plan(str(Path(__file__).with_name("plan.json")))
+'''
+_OWN = """# Without further arguments this trains the plan's own model shape on synthetic tokens. For your job add
 #   make_model=lambda: MyModel(...)   any nn.Module that returns logits or an object with .loss
 #   dataset=MyDataset(...)            items with input_ids and labels; sharded by sample index, same order on any layout
-plan = load_plan(str(Path(__file__).with_name("plan.json")))
-'''
+"""
+_OPTION = 'parser.add_argument("--seed", type=int, default=0, help="seed of weights and data")\n'
+_IMPORT = "from strategist.executor.train import StepResult, train\n"
+_PLAN = 'plan = load_plan(str(Path(__file__).with_name("plan.json")))\n'
 
 TRAIN_CALL = "train(plan, steps=options.steps, seed=options.seed, on_step=report)\n"
 """What every rank does."""
+
+_PAIR: Mapping[str, str] = {
+    _IMPORT: f"{_IMPORT}from transformers import AutoConfig, AutoModelForSeq2SeqLM, set_seed\n",
+    _OPTION: f'{_OPTION}parser.add_argument("--model", required=True, help="folder or hub name of a transformers configuration")\n',
+    _OWN: """# Without further arguments this trains on synthetic pairs. For your job add
+#   dataset=MyDataset(...)   items with input_ids, decoder_input_ids and labels; sharded by sample index, same order on any layout
+""",
+    _PLAN: f'''{_PLAN}
+
+def make_model() -> AutoModelForSeq2SeqLM:
+    """The model with fresh weights. For trained ones: AutoModelForSeq2SeqLM.from_pretrained(options.model)."""
+    set_seed(options.seed)
+    config = AutoConfig.from_pretrained(options.model)
+    if plan.mesh.tp > 1:  # ranks with the same hidden states would each draw for themselves
+        for rate in [name for name in vars(config) if "dropout" in name]:
+            setattr(config, rate, 0.0)
+    return AutoModelForSeq2SeqLM.from_config(config)
+
+
+''',
+    TRAIN_CALL: TRAIN_CALL.replace("seed=", "make_model=make_model, seed="),
+}
+"""What stands in a script in place of what, where the plan is for an encoder with a decoder, which no built-in model is."""
+
+
+def script_of(plan: Plan, script: str) -> str:
+    """A script for the plan's model: as it is, or for an encoder with a decoder with one of transformers, which the command names."""
+    for stands, instead in _PAIR.items() if plan.model.enc_layers else ():
+        script = script.replace(stands, instead)
+    return script
 
 
 def executor_script(
@@ -49,4 +87,4 @@ def executor_script(
         key=lambda line: (line.startswith("from"), line.split()[1]),
     )
     imports = "\n".join((*own, "", *foreign, ""))
-    return _SCRIPT.format(how=how, imports=imports) + body
+    return _SCRIPT.format(how=how, imports=imports, own=_OWN) + body

@@ -6,6 +6,11 @@ there, so that an edited plan and its script never disagree. It needs no strateg
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from strategist.document.plan import Plan
+from strategist.emitters.coverage import PAIR
+
 OPTIMIZER = '''
 
 def make_optimizer(parameters):
@@ -139,6 +144,28 @@ def make_model():
         AutoConfig.from_pretrained(options.model), dtype=getattr(torch, formats["parameter"])
     )
 '''
+
+_TOKENS = """        tokens = torch.randint(self.vocabulary, (workload["seq_len"],), generator=generator)
+        return {"input_ids": tokens, "labels": tokens}
+"""
+_PAIR: Mapping[str, str] = {
+    "AutoModelForCausalLM": "AutoModelForSeq2SeqLM",
+    _TOKENS: """        lengths = workload["seq_len"], workload.get("target_len", workload["seq_len"])
+        inputs, labels = (torch.randint(self.vocabulary, (length,), generator=generator) for length in lengths)
+        return {"input_ids": inputs, "labels": labels}
+""",
+    "    trainer = ": """    model.accepts_loss_kwargs = False  # its loss is the mean of a micro-batch, though it takes any word
+    trainer = """,
+}
+"""What stands in a script in place of what, where the plan is for an encoder with a decoder."""
+
+
+def script_of(plan: Plan, script: str) -> str:
+    """A script for the plan's model: for decoders as it is."""
+    for stands, instead in _PAIR.items() if plan.model.kind == PAIR else ():
+        script = script.replace(stands, instead)
+    return script
+
 
 _TOOLS = (("fnmatch", "fnmatch"), ("functools", "partial"))
 """Functions of the standard library that some scripts use: module and name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.executor_script import TRAIN_CALL, executor_script
-from strategist.emitters.torchrun import EXECUTOR_AXES, Launcher, job_files
+from strategist.emitters.torchrun import EXECUTOR_AXES, Launcher, executor_files
 
 BODY = f'''
 
@@ -49,7 +49,7 @@ def spawn_launcher(options: Options) -> Launcher:
 
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, train.py and launch.sh."""
-    return job_files(plan, options, TRAIN, spawn_launcher(options))
+    return executor_files(plan, options, TRAIN, spawn_launcher(options))
 
 
 MP_SPAWN = Emitter(

@@ -9,7 +9,7 @@ from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.executor_script import TRAIN_CALL, executor_script
 from strategist.emitters.places import ranks_per_node
-from strategist.emitters.torchrun import EXECUTOR_AXES, Launcher, exported_names, job_files, port_of
+from strategist.emitters.torchrun import EXECUTOR_AXES, Launcher, executor_files, exported_names, port_of
 
 VARIABLES = {
     "RANK": "OMPI_COMM_WORLD_RANK",
@@ -49,7 +49,7 @@ def mpi_launcher(plan: Plan, options: Options) -> Launcher:
 
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED when the nodes differ."""
-    return job_files(plan, options, TRAIN, mpi_launcher(plan, options))
+    return executor_files(plan, options, TRAIN, mpi_launcher(plan, options))
 
 
 MPIRUN = Emitter(

@@ -6,7 +6,7 @@ from strategist.document.plan import Plan
 from strategist.emitters.coverage import DATA_PARALLEL, EVERY, Clash, Coverage
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.mp_spawn import spawn_launcher, spawn_script
-from strategist.emitters.torchrun import job_files
+from strategist.emitters.torchrun import executor_files
 
 TRAIN = spawn_script(""", its ranks started by mp.spawn.
 
@@ -45,7 +45,7 @@ COVERAGE = Coverage(
 
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, train.py and launch.sh."""
-    return job_files(plan, options, TRAIN, spawn_launcher(options))
+    return executor_files(plan, options, TRAIN, spawn_launcher(options))
 
 
 PARAMETER_SERVER = Emitter(

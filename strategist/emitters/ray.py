@@ -9,7 +9,7 @@ from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.executor_script import TRAIN_CALL, executor_script
 from strategist.emitters.places import ranks_per_node, refuse_uneven_batch
-from strategist.emitters.torchrun import EXECUTOR_AXES, Launcher, exported_names, job_files, refuse_meeting_place
+from strategist.emitters.torchrun import EXECUTOR_AXES, Launcher, executor_files, exported_names, refuse_meeting_place
 
 TRAIN = executor_script(
     f'''
@@ -55,7 +55,7 @@ def ray_launcher(plan: Plan, options: Options) -> Launcher:
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED for a told meeting place."""
     refuse_meeting_place(options, "Ray chooses where ranks meet")
-    return job_files(plan, options, TRAIN, ray_launcher(plan, options))
+    return executor_files(plan, options, TRAIN, ray_launcher(plan, options))
 
 
 def placed(plan: Plan) -> int:

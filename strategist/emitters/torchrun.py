@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from strategist.document.plan import Plan
 from strategist.document.write import dump
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.executor_script import TRAIN_CALL, executor_script
+from strategist.emitters.executor_script import TRAIN_CALL, executor_script, script_of
 from strategist.emitters.places import ranks_per_node
 from strategist.emitters.quoting import exports
 from strategist.errors import ImpossibleError, shown
@@ -44,7 +44,7 @@ def layout_comment(plan: Plan) -> str:
     """What the script starts, in one comment line, and in another who runs how much of an uneven batch."""
     mesh = plan.mesh
     axes = " x ".join(f"{axis} {mesh.size(axis)}" for axis in mesh.order if mesh.size(axis) > 1) or "one process"
-    said = f"# {plan.model.layers}-layer {shown(plan.model.family)}: {axes}; {plan.batch_identity} sequences per step"
+    said = f"# {plan.model.depth}-layer {shown(plan.model.family)}: {axes}; {plan.batch_identity} sequences per step"
     return f"{said}\n{_order_comment(plan)}" if plan.strategy.uneven_batch else said
 
 
@@ -126,9 +126,14 @@ def job_files(plan: Plan, options: Options, train: str, launcher: Launcher | Non
     }
 
 
+def executor_files(plan: Plan, options: Options, train: str, launcher: Launcher | None = None) -> Files:
+    """The same where strategist's executor trains: the script is for the plan's model."""
+    return job_files(plan, options, script_of(plan, train), launcher)
+
+
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, train.py and launch.sh."""
-    return job_files(plan, options, TRAIN)
+    return executor_files(plan, options, TRAIN)
 
 
 TORCHRUN = Emitter(

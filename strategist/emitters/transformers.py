@@ -17,16 +17,17 @@ from strategist.emitters.coverage import (
     EVERY,
     LOW,
     NO_SHARDED_SCALER,
+    PAIRS_NOT_IN_UNITS,
     REDUCED_AS_KEPT,
     SHARDS_GO_WITH_ZERO,
     WHOLE_TOKENS,
     Clash,
     Coverage,
-    causal_models,
+    language_models,
 )
 from strategist.emitters.deepspeed import CLIP_NORM
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.hugging_face_script import CUT, CUT_IMPORTS, LEAVE, REPORT, script
+from strategist.emitters.hugging_face_script import CUT, CUT_IMPORTS, LEAVE, REPORT, script, script_of
 from strategist.emitters.serial import json_text
 from strategist.emitters.torchrun import job_files
 
@@ -94,6 +95,7 @@ COVERAGE = Coverage(
         "strategy.offload": ("none", "parameters"),
         "strategy.optimizer": tuple(OPTIMIZERS),
         "strategy.compile": EVERY,
+        "workload.target_len": EVERY,
     },
     why={
         "mesh.pp": "Its Trainer has no pipeline.",
@@ -106,7 +108,11 @@ COVERAGE = Coverage(
         "strategy.formats": "It keeps weights and gradients in fp32.",
         "workload.precision": "Its fp8 and fp4 need a recipe, which no plan holds.",
     },
-    clashes=(*CLASHES, causal_models("Transformers")),
+    clashes=(
+        *CLASHES,
+        language_models("Transformers"),
+        PAIRS_NOT_IN_UNITS,
+    ),
     hint="Emit it to accelerate, deepspeed or torchrun, or pin another layout.",
 )
 
@@ -242,7 +248,11 @@ def cut_file(plan: Plan) -> dict[PurePosixPath, str]:
 
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, training.json, train.py, launch.sh, and distributed.json where Transformers itself cuts the model."""
-    return job_files(plan, options, TRAIN) | {CONFIG: json_text(training_arguments(plan))} | cut_file(plan)
+    return (
+        job_files(plan, options, script_of(plan, TRAIN))
+        | {CONFIG: json_text(training_arguments(plan))}
+        | cut_file(plan)
+    )
 
 
 TRANSFORMERS = Emitter(

@@ -40,7 +40,8 @@ NAMED = "block_names"
 
 def find_blocks(model: nn.Module) -> BlockList:
     """The like children of the ModuleList, ModuleDict or Sequential with most of them, the first of equals, and such children of others:
-    networks in stages and pairs of encoder and decoder have several rows of them.
+    networks in stages and pairs of encoder and decoder have several rows of them. Layers of a decoder may be of another class than its
+    encoder's: the row that has its place in the other half is one of them too.
 
     All children are alike, or those of one class that have weights and are more than one. Passages do not count. A model without such
     a container has no blocks.
@@ -49,13 +50,21 @@ def find_blocks(model: nn.Module) -> BlockList:
         place, names = vars(model)[NAMED]
         full = (f"{place}.{name}" if place else name for name in names)
         return BlockList(model, {name: model.get_submodule(name) for name in full})
-    rows = [_blocks_of(name, module) for name, module in model.named_modules() if isinstance(module, CONTAINERS)]
-    longest = max([{}, *rows], key=len)
-    sort = next(map(_sort, longest.values()), nn.Module)
+    containers = {name: module for name, module in model.named_modules() if isinstance(module, CONTAINERS)}
+    rows = {name: _blocks_of(name, module) for name, module in containers.items()}
+    place = max(rows, key=lambda name: len(rows[name]), default="")
+    pair = [rows.get(name, {}) for name in (place, _other_half(place))]
+    sorts = {sort for row in pair for sort in list(map(_sort, row.values()))[:1]}
     found: dict[str, nn.Module] = {}
-    for row in (row for row in rows if sort in map(_sort, row.values())):
+    for row in (row for row in rows.values() if not sorts.isdisjoint(map(_sort, row.values()))):
         found |= {name: block for name, block in row.items() if not _lies_in(name, found)}
     return BlockList(model, found)
+
+
+def _other_half(place: str) -> str:
+    """The name of what lies in an encoder where `place` lies in its decoder, or the other way round."""
+    halves = {"encoder": "decoder", "decoder": "encoder"}
+    return ".".join(halves.get(part, part) for part in place.split("."))
 
 
 def _lies_in(name: str, blocks: dict[str, nn.Module]) -> bool:

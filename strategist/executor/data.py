@@ -56,6 +56,23 @@ class SyntheticTokens(Dataset[Sample]):
         return {"input_ids": stream[:-1], "labels": stream[1:]}
 
 
+class SyntheticPairs(Dataset[Sample]):
+    """SyntheticTokens in two parts, for an encoder and the decoder behind it: the first `seq_len` tokens are read, and the `target_len`
+    that follow them are learnt."""
+
+    def __init__(self, vocab: int, seq_len: int, target_len: int, size: int, seed: int = 0) -> None:
+        self.seq_len, self.whole = seq_len, SyntheticTokens(vocab, seq_len + target_len - 1, size, seed)
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __getitem__(self, index: int) -> Sample:
+        """`input_ids`, `decoder_input_ids` and `labels`, which are the latter one token later; names as transformers' models have them."""
+        sample, last = self.whole[index], self.seq_len - 1
+        tokens, labels = sample["input_ids"], sample["labels"]
+        return {"input_ids": tokens[: self.seq_len], "decoder_input_ids": tokens[last:], "labels": labels[last:]}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataShare:
     """Which part of each global batch of so many sequences a rank reads: `size` of them, from the `first` on."""

@@ -52,7 +52,7 @@ def _layout(plan: Plan) -> Iterator[Obstacle]:
             place="strategy.stages",
             value=[list(stage.layers) for stage in strategy.stages],
             sentence=f"The {pp} stages must take turns, or under a V-shaped schedule come back in turn, at "
-            f"{pp * strategy.virtual_stages} unbroken runs of layers that cover 0 to {_depth(plan)} in order, the first "
+            f"{pp * strategy.virtual_stages} unbroken runs of layers that cover 0 to {plan.model.depth} in order, the first "
             "with the embedding, the last with the head.",
             hint="Leave the stage layout to the planner.",
         )
@@ -71,20 +71,15 @@ def _stages_cover_the_model(plan: Plan) -> bool:
     }
     runs = [of_run[number] for number in range(pp * virtual)]
     edges = [edge for run in runs for edge in run]
-    joined = edges[0] == 0 and edges[-1] == _depth(plan) and edges[1:-1:2] == edges[2::2]
+    joined = edges[0] == 0 and edges[-1] == plan.model.depth and edges[1:-1:2] == edges[2::2]
     grows = all(first < end for first, end in runs)
     last = next(place for place, own in enumerate(numbers) if own[-1] == pp * virtual - 1)
     ends = all(s.embedding == (i == 0) and s.head == (i == last) and s.index == i for i, s in enumerate(stages))
     return joined and grows and ends
 
 
-def _depth(plan: Plan) -> int:
-    """All layers, an encoder's before the decoder's."""
-    return plan.model.enc_layers + plan.model.layers
-
-
 def _divisibility(plan: Plan) -> Iterator[Obstacle]:
-    pp, virtual, layers = plan.mesh.pp, plan.strategy.virtual_stages, _depth(plan)
+    pp, virtual, layers = plan.mesh.pp, plan.strategy.virtual_stages, plan.model.depth
     if virtual > 1 and layers % (pp * virtual):
         yield Obstacle(
             code="DIVISIBILITY",

@@ -18,8 +18,8 @@ def nobody_said(model: nn.Module, axis: str) -> ImpossibleError:
         f"{axis} cuts the model itself, and nobody said how {type(model).__name__} may be cut.",
         flag=f"$.mesh.{axis}",
         value=type(model).__name__,
-        hint="Use the built-in model or a Llama, Mistral, Mixtral, Qwen2, Qwen3 or GPT-2 of transformers, for pp a Sequential whose blocks run in "
-        "order, or plan with data parallelism only.",
+        hint="Use the built-in model or a Llama, Mistral, Mixtral, Qwen2, Qwen3 or GPT-2 of transformers, for tp also a T5, mT5, BART or mBART, for pp "
+        "a Sequential whose blocks run in order, or plan with data parallelism only.",
     )
 
 

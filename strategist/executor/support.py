@@ -42,6 +42,7 @@ PRECISIONS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 ASKED = (
     "model",
     "model.adapters",
+    "model.enc_layers",
     "workload.seq_len",
     "workload.target_len",
     "workload.precision",
@@ -78,6 +79,27 @@ def obstacles(plan: Plan) -> tuple[Obstacle, ...]:
     return (*layout_obstacles(plan), *model_obstacles(plan.model, plan.workload.seq_len))
 
 
+CUT_PAIRS = ("t5", "mt5", "bart", "mbart")
+"""Families of encoders with a decoder whose matrices tp cuts (models/hugging_face_pairs.py)."""
+
+
+def script_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
+    """Everything that keeps the executor from running `plan` by a script that is emitted for it: with its built-in model, or for an encoder
+    with a decoder with one of transformers."""
+    shape, tp = plan.model, plan.mesh.tp
+    if shape.kind != "encdec":
+        return obstacles(plan)
+    uncut = Obstacle(
+        code="UNSUPPORTED",
+        place="mesh.tp",
+        value=tp,
+        sentence=f"The executor cuts matrices of {', '.join(CUT_PAIRS)} among encoders with a decoder; {shape.name} is of the family "
+        f"{shape.family}, and tp is {tp}.",
+        hint="Plan with --pin tp=1.",
+    )
+    return (*layout_obstacles(plan), *((uncut,) if tp > 1 and shape.family not in CUT_PAIRS else ()))
+
+
 def way_out(missing: Sequence[Obstacle]) -> str:
     """What to change so that a plan with these obstacles can be run: what was asked for, or else the layout alone."""
     asked = dict.fromkeys(obstacle.hint for obstacle in missing if obstacle.place in ASKED)
@@ -89,6 +111,7 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
     broken = tuple(_mesh(plan))  # nothing else can be asked about a mesh that is none
     checks = (
         _not_built,
+        _two_stacks,
         _experts,
         _formats,
         _data_parallel,
@@ -142,14 +165,6 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
         ("strategy.offload", strategy.offload, OFFLOADS),
         ("strategy.backend", strategy.backend, BACKENDS),
     )
-    if plan.workload.target_len is not None:
-        yield Obstacle(
-            code="UNSUPPORTED",
-            place="workload.target_len",
-            value=plan.workload.target_len,
-            sentence=f"The executor cannot run workload.target_len = {plan.workload.target_len} yet; it cuts and traces batches of one length.",
-            hint="Leave --target-len out; such a plan is for a model of yours, given to build(), with targets as long as its inputs.",
-        )
     for place, value, known in rows:
         if value not in known:
             choices = " or ".join(str(k) for k in known)
@@ -159,6 +174,29 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
                 value=value,
                 sentence=f"The executor cannot run {place} = {value}; it runs {choices}.",
             )
+
+
+def _two_stacks(plan: Plan) -> Iterator[Obstacle]:
+    """An encoder and the decoder behind it: replicas and shards of any module, matrices cut by tp, and nothing that cuts a row of layers or
+    their tokens."""
+    mesh, s, shape = plan.mesh, plan.strategy, plan.model
+    if not shape.enc_layers:
+        return
+    reasons = {
+        f"pp {mesh.pp}, and what the encoder gives goes to every layer of the decoder": mesh.pp > 1,
+        f"cp {mesh.cp}, and attention to the encoder asks with other tokens than it meets": mesh.cp > 1,
+        "sequence_parallel, and attention of such a model looks at all tokens that it is given": s.sequence_parallel,
+        f"loss {s.loss}, which the head of the built-in model computes": s.loss != "whole",
+        f"model.method {shape.method}, and adapters stand in the built-in model": shape.method != "full",
+    }
+    lengths = f"{plan.workload.seq_len} inputs and {plan.workload.targets} targets"
+    yield from lacking(
+        "model.enc_layers",
+        shape.enc_layers,
+        f"The executor cannot train an encoder with a decoder ({shape.name}, {lengths}) here: the plan has",
+        reasons,
+        "Plan with replicas, ZeRO and, for T5, mT5, BART or mBART of transformers, tp without sequence_parallel.",
+    )
 
 
 def _experts(plan: Plan) -> Iterator[Obstacle]:
@@ -427,7 +465,7 @@ def _recompute(plan: Plan) -> Iterator[Obstacle]:
     s = plan.strategy
     if not (s.recompute_layers or s.recompute_every or s.recompute_stages):
         return
-    layers, chunks = plan.model.layers, plan.mesh.pp * s.virtual_stages
+    layers, chunks = plan.model.depth, plan.mesh.pp * s.virtual_stages
     depths, longest = s.recompute_stages, 1 + (layers - 2) // max(1, chunks - 1)  # where the last chunk has one layer
     if s.stage_split == "balanced":
         longest = max(stage.layer_count for stage in s.stages)
@@ -490,7 +528,8 @@ def _float8(plan: Plan) -> Iterator[Obstacle]:
     mesh, s, shape = plan.mesh, plan.strategy, plan.model
     if plan.workload.precision != "fp8":
         return
-    tokens = s.micro_batch * plan.workload.seq_len // max(1, mesh.cp)
+    lengths = {plan.workload.seq_len, plan.workload.targets if shape.enc_layers else plan.workload.seq_len}
+    tokens = [s.micro_batch * length // max(1, mesh.cp) for length in sorted(lengths)]
     reasons = {
         f"compute {s.formats.compute}; it must be bfloat16": s.formats.compute != "bfloat16",
         f"tp {mesh.tp}": mesh.tp > 1,
@@ -500,7 +539,10 @@ def _float8(plan: Plan) -> Iterator[Obstacle]:
         f"replicas {s.replicas}": s.replicas != "processes",
         f"schedule {s.schedule}, whose backward comes in two parts": s.schedule in IN_TWO_PARTS,
         f"compression {s.compression}, a hook of DDP": s.compression != "none",
-        f"{tokens} tokens in a micro-batch, which {FLOAT8_MULTIPLE} does not divide": tokens % FLOAT8_MULTIPLE != 0,
+        **{
+            f"{count} tokens in a micro-batch, which {FLOAT8_MULTIPLE} does not divide": count % FLOAT8_MULTIPLE != 0
+            for count in tokens
+        },
         f"matrices with sides that {FLOAT8_MULTIPLE} does not divide": not sides_divide(shape, FLOAT8_MULTIPLE),
     }
     yield from lacking(

@@ -17,7 +17,7 @@ from strategist.document.plan import Plan
 from strategist.errors import InputError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.build import build
-from strategist.executor.data import StepSampler, SyntheticTokens, next_batch
+from strategist.executor.data import Sample, StepSampler, SyntheticPairs, SyntheticTokens, next_batch
 from strategist.executor.job import Instruments, unheard
 from strategist.executor.models import model_from_shape
 from strategist.executor.obstacles import refuse
@@ -128,9 +128,13 @@ def _server(plan: Plan, model: nn.Module, seed: int) -> Server | None:
     return serving(plan, model, seed=seed)
 
 
-def synthetic_data(plan: Plan, steps: int, seed: int) -> SyntheticTokens:
-    """Enough synthetic sequences for `steps` steps of the plan's model and sequence length."""
-    return SyntheticTokens(plan.model.vocab, plan.workload.seq_len, steps * plan.workload.global_batch, seed)
+def synthetic_data(plan: Plan, steps: int, seed: int) -> Dataset[Sample]:
+    """Enough synthetic sequences for `steps` steps of the plan's model and sequence length; pairs of inputs and targets for an encoder
+    with a decoder."""
+    work, size = plan.workload, steps * plan.workload.global_batch
+    if plan.model.enc_layers:
+        return SyntheticPairs(plan.model.vocab, work.seq_len, work.targets, size, seed)
+    return SyntheticTokens(plan.model.vocab, work.seq_len, size, seed)
 
 
 def run_steps(

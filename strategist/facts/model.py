@@ -117,6 +117,11 @@ class ModelShape:
     frozen: int = 0
 
     @property
+    def depth(self) -> int:
+        """Layers in all, of an encoder and of the decoder behind it."""
+        return self.enc_layers + self.layers
+
+    @property
     def shares_norm(self) -> bool:
         """Whether attention and the feed-forward part of a layer read the result of one norm."""
         return self.parallel_block and self.norms_per_layer == 1
@@ -163,7 +168,7 @@ def layer_sequence(shape: ModelShape) -> tuple[LayerKind, ...]:
     Raises InputError TOO_LARGE beyond `MAX_LAYERS`, CHOICE for a `pattern` that does not spell the layers and CONFLICT
     for a `mix` that does not add up to them.
     """
-    if shape.layers + shape.enc_layers > MAX_LAYERS:
+    if shape.depth > MAX_LAYERS:
         raise InputError(
             "TOO_LARGE",
             f"The model has more than {MAX_LAYERS} layers.",

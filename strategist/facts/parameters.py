@@ -124,6 +124,14 @@ def _output_head(shape: ModelShape) -> int:
     return weights + (shape.vocab if shape.lm_head_bias else 0)
 
 
+def position_tables(shape: ModelShape) -> tuple[int, ...]:
+    """Rows of each table of learned positions: one for each half of an encoder with a decoder. That of sound has sines in front."""
+    if shape.pos != "learned":
+        return ()
+    in_front = dict(shape.extra).get("enc_pos_rows", 0) if shape.kind == "encdec" else 0
+    return tuple(rows for rows in (in_front, shape.pos_rows) if rows)
+
+
 def _positions(shape: ModelShape) -> int:
     extra = dict(shape.extra)
     rows = shape.pos_rows + extra.get("enc_pos_rows", 0)

@@ -79,16 +79,16 @@ def _of_matrix(matrix: Matrix, part: Part) -> Iterator[int]:
 def _of_vector(shape: ModelShape, vector: Vector, part: Part) -> Iterator[int]:
     """Vectors that are listed together: each weight and each bias of a norm is a tensor, and each of three biases; a norm over all
     heads has one weight for queries and one for keys."""
-    size = -(-vector.size // part.tp) if vector.cut else vector.size
+    size, name = -(-vector.size // part.tp) if vector.cut else vector.size, vector.name.removeprefix("cross_")
     keys = -(-shape.kv_heads * shape.head_dim // part.tp)
-    if vector.name == "qkv_bias":
+    if name == "qkv_bias":
         keys = min(size // 3, keys)
         yield from (size - 2 * keys, keys, keys)
         return
-    if vector.name == "qk_norm" and shape.qk_norm in ("full", "per_head"):
+    if name == "qk_norm" and shape.qk_norm in ("full", "per_head"):
         yield from (size - min(size, keys), min(size, keys))
         return
-    each = {"norms": shape.hidden, "qk_norm": shape.head_dim}.get(vector.name, size)
+    each = {"norms": shape.hidden, "qk_norm": shape.head_dim}.get(name, size)
     yield from [each] * (size // each)
     yield size % each
 
@@ -97,7 +97,7 @@ def _outside(shape: ModelShape, part: Part) -> Iterator[int]:
     outer = outer_parameters(shape)
     table = -(-shape.vocab // part.tp) * table_width(shape)
     if part.is_first:
-        yield from (table, outer.position, outer.projection, outer.input)
+        yield from (table, *_positions(shape), outer.projection, outer.input)
         yield from _norms(shape, outer.embedding_norm)
     if part.is_last:
         yield from _norms(shape, outer.final_norm)
@@ -111,8 +111,22 @@ def _beside_head(shape: ModelShape) -> int:
     return max(0, outer_parameters(shape).head - (0 if shape.tied else shape.vocab * table_width(shape)))
 
 
+def _positions(shape: ModelShape) -> tuple[int, ...]:
+    """Elements of the tables of positions: an encoder and its decoder have one each."""
+    every, extra = outer_parameters(shape).position, dict(shape.extra)
+    if _halves(shape) == 1:
+        return (every,)
+    in_front = extra.get("enc_pos_rows", 0) * shape.hidden + extra.get("rel_buckets", 0) * shape.heads
+    return in_front, every - in_front
+
+
+def _halves(shape: ModelShape) -> int:
+    """How many rows of layers have ends of their own."""
+    return 2 if shape.formula == "encdec" else 1
+
+
 def _norms(shape: ModelShape, size: int) -> Iterator[int]:
-    weights = norm_size(shape, 1)
+    weights = norm_size(shape, 1) * _halves(shape)
     yield from [size // weights] * weights if size else ()
 
 
@@ -168,14 +182,17 @@ def _as_gradients_come(shape: ModelShape, served: Served) -> Iterator[int]:
         yield from _of_adapters(shape, part)
         return
     outer = outer_parameters(shape)
-    table = shape.vocab * table_width(shape)
-    yield from (0 if shape.tied else table, _beside_head(shape), outer.final_norm, outer.extra - served.extra)
-    for kind in reversed(layer_sequence(shape)):
+    table, halves, positions = shape.vocab * table_width(shape), _halves(shape), _positions(shape)
+    final_norm, embedding_norm = outer.final_norm // halves, outer.embedding_norm // halves
+    yield from (0 if shape.tied else table, _beside_head(shape), final_norm, outer.extra - served.extra)
+    for number, kind in enumerate(reversed(layer_sequence(shape))):
+        if halves > 1 and number == shape.layers:  # in front of the decoder, and behind the encoder
+            yield from (positions[-1], embedding_norm, final_norm)
         layer = build_layer(shape, kind)
         for matrix in reversed(layer.matrices):
             yield from _of_matrix(matrix, part)
         yield from (vector.size for vector in layer.vectors)
-    yield from (outer.position, table - served.before, outer.projection, outer.input, outer.embedding_norm)
+    yield from (embedding_norm, positions[0], table - served.before, outer.projection, outer.input)
 
 
 def _of_adapters(shape: ModelShape, part: Part) -> Iterator[int]:

@@ -149,8 +149,15 @@ def seen_by(plan: Plan, rank: int) -> Plan:
 def batch_for(plan: Plan, count: int) -> dict[str, Tensor]:
     """The first `count` sequences of the process' share of one global batch, the whole of which is in memory."""
     whole = as_process(plan).strategy.micro_batch * plan.strategy.accumulation
-    shape = (whole, plan.workload.seq_len)
-    return {name: torch.zeros(shape, dtype=torch.long)[:count] for name in ("input_ids", "labels")}
+    return {name: torch.zeros(whole, length, dtype=torch.long)[:count] for name, length in lengths_of(plan).items()}
+
+
+def lengths_of(plan: Plan) -> dict[str, int]:
+    """The tensors of a sequence by name, and how many tokens each has: a decoder behind an encoder has its own."""
+    work = plan.workload
+    if plan.model.enc_layers:
+        return {"input_ids": work.seq_len, "decoder_input_ids": work.targets, "labels": work.targets}
+    return {"input_ids": work.seq_len, "labels": work.seq_len}
 
 
 def axis_of(group: dist.ProcessGroup | None, names: dict[str, str]) -> str:

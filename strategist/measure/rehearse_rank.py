@@ -31,7 +31,7 @@ from strategist.measure.clocks import Clock, clock_of
 from strategist.measure.kinds import Kind
 from strategist.measure.modules import ModuleClock
 from strategist.measure.passes import PassClock, Watched
-from strategist.measure.program import MakeModel, session_of, shortened, world_of
+from strategist.measure.program import MakeModel, lengths_of, session_of, shortened, world_of
 from strategist.measure.stand_ins import stage_for
 from strategist.measure.stopwatch import Meter, Stopwatch, Terms, empty_ns, launch_ns, terms_by_module
 from strategist.measure.trace_rank import outline_of
@@ -96,11 +96,12 @@ class Rehearsal:
         """
         own = self._own_rows(session.job.mesh.get_local_rank("tp"))
         whole = self.plan.strategy.micro_batch * self.plan.strategy.accumulation
-        shape = (whole, self.plan.workload.seq_len)
-        spans = {"input_ids": own, "labels": range(self.plan.model.vocab)}
+        spans = {"labels": range(self.plan.model.vocab)}
         return {
-            name: torch.randint(span.start, span.stop, shape, device=self.device)[: session.share.size]
-            for name, span in spans.items()
+            name: torch.randint((span := spans.get(name, own)).start, span.stop, (whole, length), device=self.device)[
+                : session.share.size
+            ]
+            for name, length in lengths_of(self.plan).items()
         }
 
     def _own_rows(self, index: int) -> range:

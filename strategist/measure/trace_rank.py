@@ -167,7 +167,8 @@ def outline_of(plan: Plan, model: nn.Module) -> Outline:
     found = {id(block) for chunk in _chunks(model) for block in find_blocks(chunk).blocks.values()}
     names = tuple(plain_name(name) for name, module in model.named_modules() if id(module) in found)
     share = -(-plan.model.vocab // plan.mesh.tp)
-    tokens = plan.strategy.micro_batch * plan.workload.seq_len // plan.mesh.cp
+    length = plan.workload.targets if plan.model.enc_layers else plan.workload.seq_len
+    tokens = plan.strategy.micro_batch * length // plan.mesh.cp
     chunk = tokens if plan.strategy.loss == "whole" else int(loss_chunk(tokens, plan.model.hidden, plan.model.vocab))
     return Outline(
         blocks=tuple(name.removesuffix("._checkpoint_wrapped_module") for name in names),

@@ -39,11 +39,30 @@ def edges_CS(job: Job, group: Group) -> Reals:
     """Bytes kept behind the layers per micro-batch, (C, S): the final norm and the head's input, on the last stage; a frozen head
     needs none. Behind an encoder there is as much, for its own norm and for what every layer of the decoder reads."""
     c, shape = group.candidates, job.model
-    count, compute = targets(job, c) + (tokens(job, c) if shape.enc_layers else 0.0), BYTES[job.formats.compute]
-    statistics = 4.0 * (1 if shape.norm.startswith("rms") else 2)
-    own = count * shape.hidden * compute if shape.adapters is None else 0.0
-    last = count * (shape.hidden * compute + statistics) / sequence_cut(c) + own
+    own = targets(job, c) * shape.hidden * BYTES[job.formats.compute] if shape.adapters is None else 0.0
+    last = targets(job, c) * _normed_bytes(job) / sequence_cut(c) + own + encoded_C(job, c)
     return on_stages(last, group.is_last)
+
+
+def _normed_bytes(job: Job) -> float:
+    """Bytes that a norm keeps of a token: its input and statistics."""
+    statistics = 4.0 * (1 if job.model.norm.startswith("rms") else 2)
+    return job.model.hidden * BYTES[job.formats.compute] + statistics
+
+
+def encoded_C(job: Job, c: Candidates) -> Reals | float:
+    """Bytes that are kept of an encoder's last norm and of what that gave, (C,)."""
+    if not job.model.enc_layers:
+        return 0.0
+    return tokens(job, c) * _normed_bytes(job) / sequence_cut(c) + memory_C(job, c)
+
+
+def memory_C(job: Job, c: Candidates) -> Reals:
+    """Bytes that are kept of what an encoder gave, (C,), as long as a layer of the decoder has yet to go backward: under sequence parallelism a
+    rank's part, or none where every such layer keeps the whole as it put it together."""
+    cut = sequence_cut(c)
+    keeps = job.profile.keeping.gathered_inputs & (cut > 1) & c.is_word("recompute", "none")
+    return np.where(keeps, 0.0, whole_stream_C(job, c) / cut)
 
 
 def handed_on_CS(job: Job, group: Group) -> Reals:

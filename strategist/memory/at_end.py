@@ -20,7 +20,7 @@ def ending(step: Step) -> tuple[Instant, ...]:
     """Without a pipeline: the embedding's gradient, and its reduction. A tied head's is a copy of the product's result under autocast, to
     which autograd adds the embedding's in place; elsewhere it is a view of that result, and their sum is a third, made when the stream is gone."""
     counts, c = step.counts, step.c
-    table = step.rows if c.serves_tables else _table(step)
+    table = step.rows if c.serves_tables else step.table
     gradient = step.ends * np.where(step.managed, step.compute * step.bare.before, step.stored * table)
     stream = np.where(step.managed, 1.0, step.stored / step.compute) * step.whole_stream * step.first
     if step.job.model.adapters is not None:  # nothing goes back to a frozen embedding
@@ -30,7 +30,7 @@ def ending(step: Step) -> tuple[Instant, ...]:
     flight = np.where(step.reduces, step.trained * step.reduce * step.dense, 0.0)
     in_unit = np.where(step.reduces, step.compute * step.head, 0.0) if step.tied and not step.c.chunks_loss else NONE
     third = NONE if step.casts else step.head_outside
-    beside = added(np.maximum(stream - in_unit, third), step.head_outside)
+    beside = added(np.maximum(stream - in_unit, third), step.head_outside, step.second_table)
     made = {
         "gradients": step.earlier
         + np.where(direct, step.fresh(counts.whole), step.fresh(counts.whole - step.outer, step.routed_of(None))),
@@ -77,12 +77,6 @@ def hooked(step: Step) -> Iterator[Instant]:
     return hook_instants(step)
 
 
-def _table(step: Step) -> Reals:
-    """Elements of the token table on the rank, where the pass goes through it."""
-    one = np.ones_like(step.c["tp"])
-    return vocabulary_elements(step.job.model, step.c["tp"], one)[:, None] * step.first
-
-
 def end_of_pass(step: Step) -> tuple[Instant, Instant]:
     """In a pipeline: the embedding's gradient; it is cast to the reduce format, and other passes are in flight."""
     made, cast = zip(step.parts("state", _gradients_at_end), step.parts("work", _kept_at_end), strict=True)
@@ -99,14 +93,14 @@ def _kept_at_end(step: Step) -> tuple[Terms, Terms]:
 
 def _gradients_at_end(step: Step) -> tuple[Terms, Terms]:
     """In a pipeline: gradients when the embedding's is made and when it is cast, gathered weights, and what is cast."""
-    tables = np.where(step.at_once, _table(step), step.before)  # the positions' gradient joined what stands before
+    tables = np.where(step.at_once, step.table, step.before)  # the positions' gradient joined what stands before
     before = step.trained * np.where(step.managed, step.compute, step.stored) * tables
     direct = ~step.stands & (~step.managed | (step.compute == step.reduce))
     early = np.where(
         step.managed & step.reshards & (step.situation.others_first > 0), step.compute * step.widest * step.first, 0.0
     )
     inside = step.fresh(step.counts.layers / step.chunks + step.passed_head)
-    cast = step.fresh(step.counts.layers / step.chunks + step.behind + _table(step))
+    cast = step.fresh(step.counts.layers / step.chunks + step.behind + step.table)
     both = {
         "gather_buffers": step.gathered(layers=0, head=False) + (-step.not_again if step.job.model.tied else early),
         "temporaries": added(np.where(direct, 0.0, before), step.late),

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from strategist.facts.parameters import position_tables
 from strategist.memory.instant import LAYERS, NONE, NOWHERE, Instant, Terms, added
 from strategist.memory.layers import LayerInstants
 from strategist.memory.step import Step
 from strategist.space.candidates import Column, Mask, Reals
-from strategist.space.shares import pieces_C
+from strategist.space.shares import decodes_K, pieces_C
 
 FEW_LAYERS = 2
 """Of more layers the second from the front always holds more than the first when it is unpacked."""
@@ -25,7 +26,8 @@ def during_layers(step: Step) -> tuple[Instant, ...]:
     """The instants inside layers, of some of which alone full recompute may run forward again, and of their reduction."""
     is_few = not step.piped and step.group.layers_S.min() <= FEW_LAYERS
     few = (_first_gathered(step),) if is_few else ()
-    return (*_in_layers(step), *among_others(step, _in_layers), layer_reduced(step), *few)
+    turn = (between_halves(step),) if step.in_halves else ()
+    return (*_in_layers(step), *among_others(step, _in_layers), layer_reduced(step), *few, *turn)
 
 
 def among_others(step: Step, instants_of: Callable[[Step], Iterable[Instant]]) -> Iterable[Instant]:
@@ -74,6 +76,8 @@ def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
             in_flight = np.where(gone > 0.0, step.trained * step.reduce * step.routed, in_flight)
         gathered = added(gathered, np.where(step.reduces, partial + in_flight, 0.0), step.waiting)
         waits = added(waits, step.old_head, step.retained(done), np.where(step.reduces, 0.0, partial))
+        if step.second_table is not NONE:
+            waits = added(waits, np.where(before > step.job.model.layers - 0.5, step.second_table, 0.0))
         gradients = added(gradients, step.growing_head)
     terms = {
         "gradients": gradients,
@@ -125,6 +129,8 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Any, ...]:
     let_go = step.let_go(before, at.kept)
     if step.is_mixed:
         let_go = np.where(step.apart, step.let_go_in_turn(before), let_go)
+    if step.in_halves:
+        let_go = step.let_go_of_halves(before)
     gone = np.where(step.apart, at.routed, 0.0) if step.has_apart else NONE
     weights = added(at.weights, at.stacked, -gone if step.has_apart else NONE)
     partial: Reals = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
@@ -161,6 +167,8 @@ def _passed_before(step: Step, number: Column, made: Reals, gone: Reals, sooner:
         units, above, of_turn, routed_of_turn, has = _in_turn_of_sorts(step, before, alone)
         passed, routed = np.where(step.apart, of_turn, passed), np.where(step.apart, routed_of_turn, routed)
         experts, gathers = experts * has, np.where(step.apart, 0, gathers)
+    if step.in_halves:
+        passed, units, above, gathers = _in_turn_of_halves(step, before, gathers)
     gathered = step.gathered(layers=gathers, head=False, passed=added(passed, gone), experts=experts)
     gathered = added(gathered, units)
     if step.piped:
@@ -193,6 +201,21 @@ def _in_turn_of_sorts(step: Step, before: Reals, alone: Mask) -> tuple[Reals, ..
     return gathered, unit(before - 1.0), passed, first * step.routed, has * 1.0
 
 
+def _in_turn_of_halves(step: Step, before: Reals, gathers: Column) -> tuple[Reals, Reals, Reals, Column]:
+    """Where a decoder's layers are through before its encoder's: elements of `before` of them; gathered units of the layer behind these, which may
+    be with the next one; elements of the unit above it; and how many layers as wide as the widest are gathered in place of those units."""
+    decodes = decodes_K(step.job.model)
+
+    def unit(number: Reals) -> Reals:
+        return np.where(number <= step.job.model.layers - 0.5, step.units[:, decodes], step.units[:, ~decodes])
+
+    passed, above = step.of_halves(before, step.units), unit(before - 1.0)
+    if step.job.profile.reuse_distance:  # which counts elements, not units
+        return passed, NONE, above, gathers
+    units = step.compute * (np.where(gathers > 0, unit(before), 0.0) + np.where(gathers > 1, unit(before + 1.0), 0.0))
+    return passed, np.where(step.managed & step.reshards, units, 0.0), above, 0 * gathers
+
+
 def _still_outside(step: Step, done: Reals, joined: Reals) -> Reals:
     """Gradients outside DDP's buckets when those of `done` and `joined` elements have gone into theirs, which the last micro-batch does."""
     if step.outside is NONE:
@@ -211,7 +234,7 @@ def layer_reduced(step: Step) -> Instant:
         )
     terms = dict(step.part("work", _kept_behind_layer).of_all())
     gathered = step.gathered(layers=np.where(step.layers_of_chunk > 1, 1, 0), head=False, passed=step.widest)
-    bare = step.bare.widest[:, None] / pieces_C(step.group)[:, None]
+    bare: Reals = step.bare.widest[:, None] / pieces_C(step.group)[:, None]
     unit, above, routed, passed = step.dense, step.routed, step.routed, step.widest
     if step.has_apart:
         bare = np.where(step.apart, step.dense, bare)
@@ -221,6 +244,9 @@ def layer_reduced(step: Step) -> Instant:
         pairs = (np.where(step.apart, *pair) for pair in zip(own, old, strict=True))
         unit, above, routed, passed, gathered, terms["activations"] = pairs
         bare = np.where(step.apart, unit, bare)
+    if step.in_halves:
+        unit, above, passed, gathered, last = _reduced_of_halves(step)
+        bare, terms = unit, {**terms, **last}
     gone = np.where(step.reduces & step.shards_gradients, step.trained * step.compute * (bare - step.layers.final), 0.0)
     before = added(behind, above)
     made = step.fresh(before + unit, routed)
@@ -284,6 +310,57 @@ def _reduced_in_turn(step: Step) -> tuple[Reals, ...]:
         above + unit,
         gathered - np.where(step.apart & step.reshards, step.compute * unit, 0.0),
         np.maximum(step.inputs, step.in_layers - step.let_go_in_turn(before + 1.0)),
+    )
+
+
+def _reduced_of_halves(step: Step) -> tuple[Reals, Reals, Reals, Reals, Terms]:
+    """Of the last layers of a decoder and of its encoder: elements of the unit, of those through before it, and with it; gathered weights of the
+    next one; what is kept then, and the gradients that the layer gives, a decoder's beside that of what the encoder gave."""
+    decodes, decoders = decodes_K(step.job.model), np.full_like(step.layers_of_chunk, step.job.model.layers)
+    before = np.stack((np.zeros_like(decoders), decoders))
+    unit: Reals = np.stack(np.broadcast_arrays(step.units[:, decodes], step.units[:, ~decodes]))
+    above, next_one = step.of_halves(before, step.units), np.where(step.is_first_layer(before), 0, 1)
+    _, units, _, gathers = _in_turn_of_halves(step, before + 1.0, next_one)
+    gathered = step.gathered(layers=gathers, head=False, passed=above + unit) + units
+    through = step.of_halves(before + 1.0, step.layers.one) + np.stack((0.0 * step.encoded, step.encoded))
+    kept = np.maximum(step.inputs, step.in_layers - through)
+    given = np.stack((step.stream * (1.0 + step.headed), step.stream))
+    return unit, above, above + unit, gathered, {"activations": kept, "temporaries": given}
+
+
+def between_halves(step: Step) -> Instant:
+    """When a decoder's layers are through and its table gets its gradient, whose sum with a tied head's is a third as at the end (at_end.py,
+    ending): beside it those of its positions, of the decoder's embedded tokens, gone when they are added up, and of what the encoder gave."""
+    decoders = np.full_like(step.layers_of_chunk, step.job.model.layers)
+    passed, units, above, gathers = _in_turn_of_halves(step, decoders, np.ones_like(decoders))
+    table = step.ends * np.where(step.managed, step.compute, step.stored) * step.table
+    embedded = np.where(step.managed, 1.0, step.stored / step.compute) * step.whole_stream * step.headed
+    third, done = NONE if step.casts else step.head_outside, step.passed_head + passed
+    positions = step.job.model.hidden * sum(position_tables(step.job.model)[1:]) * step.first
+    in_unit = np.where(step.reduces, step.compute * step.head, 0.0) if step.tied and not step.c.chunks_loss else NONE
+    flight = np.where(
+        step.reduces, step.trained * step.reduce * above + table + step.ends * step.compute * positions, 0.0
+    )
+    return Instant(
+        LAYERS,
+        {
+            "gradients": added(
+                step.earlier + step.fresh(done + np.where(step.managed, 0.0, positions)), step.growing_head
+            ),
+            "activations": step.in_layers - step.of_halves(decoders, step.layers.one) - step.memory,
+            "gather_buffers": added(
+                step.gathered(layers=gathers, head=False, passed=passed), units, flight, step.waiting, in_unit
+            ),
+            "bucket_buffers": step.copies_left(decoders) if step.has_copies else NONE,
+            "temporaries": added(
+                np.where(step.reduces, 0.0, table),
+                step.stream,
+                np.maximum(embedded - in_unit, third),
+                step.old_head,
+                step.retained(done),
+                _still_outside(step, done, NONE),
+            ),
+        },
     )
 
 

@@ -261,7 +261,8 @@ def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     if kept.job.model.moe is None or kept.job.profile.keeping.name != OURS:
         gathered = (_gathered_gradient(kept),) if _gathers_gradient(kept) else ()
         casts = _while_cast(kept) if kept.job.casts_apart else ()
-        return (*dense, _in_attention(kept), _before_attention(kept), *gathered, *casts)
+        across = (_in_attention(kept, across=True),) if kept.job.model.enc_layers else ()
+        return (*dense, _in_attention(kept), _before_attention(kept), *gathered, *casts, *across)
     routed: tuple[LayerInstant, ...] = (_experts_begin(kept), _experts_end(kept), _first_expert(kept))
     routed = (*routed, _inputs_of_expert(kept), _inputs_together(kept), _summed_again(kept))
     if kept.job.model.moe.shared_ffn:
@@ -705,16 +706,21 @@ def _first_matrices(kept: Kept) -> LayerInstant:
     return LayerInstant(gradients + recomputed, freed, kept.weights(_is_feed_forward))
 
 
-def _in_attention(kept: Kept) -> LayerInstant:
+def _in_attention(kept: Kept, *, across: bool = False) -> LayerInstant:
     """Inside attention's backward: the feed-forward part is gone, and what an all-to-all brought back; of our own block the whole
-    gradient that the matrix behind attention needed, too (others were not traced)."""
+    gradient that the matrix behind attention needed, too (others were not traced). In a decoder behind an encoder that `across` to the
+    encoder's keys is through before its own begins."""
     job, c = kept.job, kept.c
     whole = job.profile.keeping.name != OURS
-    gradients = attention_gradients_CK(job, c) + of_layers(job, residual_C(job, c, whole=whole))
+    gradients = attention_gradients_CK(job, c, across=across) + of_layers(job, residual_C(job, c, whole=whole))
     freed = kept.rows(is_kept, "exchanged", "ffn", "inside", "product") + kept.rows(is_used_up, "mixer")
-    again = kept.rows(is_brought_back, "mixer")
+    again, weights = kept.rows(is_brought_back, "mixer"), kept.weights(_is_behind)
+    if across:
+        weights = np.where(decodes_K(job.model), kept.weights(_is_behind_across), weights)
+    elif job.model.enc_layers:
+        freed, again = freed + kept.rows(_is_kept_across), again - kept.rows(_is_again_across)
     routed = _reduced_early(kept)
-    return LayerInstant(gradients + again, freed, kept.weights(_is_behind), is_early=False, routed=routed)
+    return LayerInstant(gradients + again, freed, weights, is_early=False, routed=routed)
 
 
 def _before_attention(kept: Kept) -> LayerInstant:
@@ -745,14 +751,15 @@ def gathered_stream_C(job: Job, c: Candidates) -> Reals:
     return residual_C(job, c) - residual_C(job, c, whole=False)
 
 
-def attention_gradients_CK(job: Job, c: Candidates) -> Reals:
-    """The same inside each sort of layer, (C, K), or (C, 1) where all are alike: in a decoder behind an encoder of its own attention, or of the one to
-    the encoder's keys, whichever holds more."""
+def attention_gradients_CK(job: Job, c: Candidates, *, across: bool) -> Reals:
+    """The same inside each sort of layer, (C, K), or (C, 1) where all are alike: in a decoder behind an encoder of its own attention, or of that
+    `across` to the encoder's keys."""
     inputs = attention_gradients_C(job, c)[:, None]
     if not job.model.enc_layers:
         return inputs
-    own, across = (attention_gradients_C(job, c, of_targets=True, across=across)[:, None] for across in (False, True))
-    return np.where(decodes_K(job.model), np.maximum(own, across), inputs)
+    return np.where(
+        decodes_K(job.model), attention_gradients_C(job, c, of_targets=True, across=across)[:, None], inputs
+    )
 
 
 def attention_gradients_C(job: Job, c: Candidates, *, of_targets: bool = False, across: bool = False) -> Reals:
@@ -811,6 +818,21 @@ def _is_feed_forward(name: str) -> bool:
 
 def _is_behind(name: str) -> bool:
     return name not in INPUTS
+
+
+def _is_behind_across(name: str) -> bool:
+    """Matrices that have gradients when a decoder's attention to its encoder goes backward: its own attention has yet to."""
+    return _is_behind(name) and name != "o" and name.removeprefix("cross_") not in INPUTS
+
+
+def _is_kept_across(row: Saved, policy: Policy) -> bool:
+    """Rows of that attention which a policy keeps for its backward."""
+    return is_kept(row, policy) and is_worth_keeping(row, policy) and row.name.startswith("cross_")
+
+
+def _is_again_across(row: Saved, policy: Policy) -> bool:
+    """The same where backward computes them again."""
+    return is_brought_back(row, policy) and row.name.startswith("cross_")
 
 
 def is_any(_name: str) -> bool:

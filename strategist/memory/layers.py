@@ -209,7 +209,7 @@ class Layers:
     def by_sort(self) -> LayerInstants:
         """The instants of one layer that can be its worst, of every sort, and what such a layer keeps."""
         if self._inside is None:
-            return _by_sort(self.kept, self.are_mixed)
+            return _by_sort(self.kept)
         return self._inside.by_sort.each(self.kept.spread)
 
     @cached_property
@@ -298,7 +298,7 @@ class Inside:
     @cached_property
     def by_sort(self) -> LayerInstants:
         """The instants of one layer that can be its worst, of every sort, and what such a layer keeps."""
-        return _by_sort(self.kept, _are_mixed(self.job))
+        return _by_sort(self.kept)
 
 
 @remembered
@@ -351,8 +351,9 @@ HARDLY_A_LAYER = 1e-6
 """A layer's number may be off by so much when it was a share."""
 
 
-def _by_sort(kept: Kept, are_mixed: bool) -> LayerInstants:
+def _by_sort(kept: Kept) -> LayerInstants:
     """See `Layers.by_sort`."""
+    are_unlike = _are_mixed(kept.job) or kept.job.model.enc_layers > 0
     ats = layer_instants(kept)
     temporaries, freed, weights = (
         np.stack(parts) for parts in zip(*((at.temporaries, at.freed, at.weights) for at in ats), strict=True)
@@ -364,7 +365,7 @@ def _by_sort(kept: Kept, are_mixed: bool) -> LayerInstants:
     routed = _together(parts) if any(isinstance(part, np.ndarray) for part in parts) else np.zeros((1, 1))
     flags = is_product > 0, is_early > 0
     temporaries = temporaries + beside_decoder_CK(kept.job, kept.c)
-    every = kept.weights(is_any) if are_mixed else np.zeros((1, 1))
+    every = kept.weights(is_any) if are_unlike else np.zeros((1, 1))
     return LayerInstants(temporaries, freed, weights, stacked, kept.rows(is_kept), *flags, routed, is_sooner > 0, every)
 
 

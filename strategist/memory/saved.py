@@ -10,7 +10,7 @@ cut "sequence": the residual stream, divided by tp only under sequence paralleli
 "whole": gathered before a column-cut matrix or partial after a row-cut one, never divided; "dispatched": tokens that
 were sent to experts, a rank's own part of the sequence unless the experts are cut as well; "exchanged": tensors that exist only
 where an all-to-all changes heads for tokens behind attention, cut like heads; "regathered": whole, but only where tokens that go
-to experts are cut, and shared experts need all of them; "summed": cut like the sequence, and only where ranks add up the results of
+to experts are cut, and shared experts need all of them, or where those of an encoder are, and every layer of a decoder does; "summed": cut like the sequence, and only where ranks add up the results of
 experts that are cut.
 """
 
@@ -161,6 +161,7 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     cross: tuple[Saved, ...] = ()
     if kind.cross:
         cross = (*_attention(shape, keeping, "cross_", 1.0 / share), *_scores(shape, habits, "cross_"))
+        cross += (Saved("cross_memory", shape.hidden / share, "regathered"),) if keeping.gathered_inputs else ()
     ffn = _ffn(shape, kind, keeping) if kind.ffn != "none" else ()
     scores = _scores(shape, habits, keys=share) if kind.mixer in ("attention", "sliding", "mla") else ()
     mixed = (row if row.part == "exchanged" else replace(row, part="mixer") for row in (*mixer, *cross, *scores))

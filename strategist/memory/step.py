@@ -12,7 +12,7 @@ from strategist.columns import entries, on_stages, rows_of
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.facts.runs import BREADTH_FIRST
-from strategist.memory.activations import edges_CS, step_inputs_C, tables_C, whole_stream_C
+from strategist.memory.activations import edges_CS, encoded_C, memory_C, step_inputs_C, tables_C, whole_stream_C
 from strategist.memory.backward import residual_C
 from strategist.memory.instant import LAYERS, NONE, NOWHERE, Instant, Part, Terms, added
 from strategist.memory.layers import (
@@ -37,6 +37,7 @@ from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import (
     Elements,
     Group,
+    decodes_K,
     dense_CK,
     expert_CK,
     expert_shards,
@@ -50,6 +51,7 @@ from strategist.space.shares import (
     target_share,
     vocabulary_elements,
 )
+from strategist.space.stages import kinds
 
 
 def once_for(read: Read) -> Callable[[Callable[[Any], Any]], cached_property[Any]]:
@@ -271,11 +273,12 @@ class Step:
     @property
     def numbers(self) -> tuple[int, ...]:
         """The layers of a chunk that are looked at, counted from its end: the last one, the one before it and the first; under ZeRO-3
-        without a pipeline, which has nothing to gather beside the first, the second too. Of convolutions the instant itself knows where
-        its block lies."""
+        without a pipeline, which has nothing to gather beside the first, the second too; of an encoder behind whose decoder backward comes
+        to it its own last two. Of convolutions the instant itself knows where its block lies."""
         if self.job.model.is_convolutional and not self.piped:
             return (0,)
-        return (0, 1, -2, -1) if self.reshards.any() and not self.piped else (0, 1, -1)
+        halves = (0, 1, self.job.model.layers, self.job.model.layers + 1) if self.in_halves else (0, 1)
+        return (*halves, -2, -1) if self.reshards.any() and not self.piped else (*halves, -1)
 
     def passed_layers(self, number: Column) -> Reals:
         """Layers of the chunk that are through when backward is in the `number`-th from its end; -1 is its first layer, -2 its second."""
@@ -300,8 +303,23 @@ class Step:
         """What the last layers of a chunk keep, one or two of them."""
         return number * self.layers.largest
 
+    def let_go_of_halves(self, passed: Reals) -> Reals:
+        """What so many layers kept, and in front of a decoder's what its encoder gave."""
+        is_through = passed > self.job.model.layers - 0.5
+        return self.of_halves(passed, self.layers.one) + np.where(is_through, self.encoded, 0.0)
+
+    def of_halves(self, passed: Reals, own: Reals) -> Reals:
+        """The sum over `passed` layers of what is each sort's `own`, (C, K): a decoder's are through before those of its encoder."""
+        decoders, decodes = float(self.job.model.layers), decodes_K(self.job.model)
+        return np.asarray(
+            np.minimum(passed, decoders) * own[:, decodes] + np.maximum(passed - decoders, 0.0) * own[:, ~decodes]
+        )
+
     def copies_left(self, passed: Reals) -> Reals:
         """Copies of weights that are kept when so many layers are through."""
+        if self.in_halves:
+            gone = self.compute * self.of_halves(passed, self.units)
+            return np.where(self.copies > 0.0, np.maximum(0.0, self.copies - gone), 0.0)
         return self.copies * (1.0 - passed / np.maximum(self.layers_of_chunk, 1.0))
 
     def let_go_in_turn(self, passed: Reals) -> Reals:
@@ -369,10 +387,10 @@ class Step:
 
     def _widest_unit(self, chosen: Mask) -> Reals:
         """Elements of the widest of the chosen sorts of layers (K,), without experts that lie apart, (C, 1)."""
-        return np.where(chosen, self._units, 0.0).max(axis=1, keepdims=True)
+        return np.where(chosen, self.units, 0.0).max(axis=1, keepdims=True)
 
     @cached_property
-    def _units(self) -> Reals:
+    def units(self) -> Reals:
         """Elements of every sort of layer without experts that lie apart, with all padding, (C, K)."""
         return dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
 
@@ -393,6 +411,14 @@ class Step:
         """Whether experts lie apart in some layers, others have none, and no policy of one layer differs from another's."""
         is_whole = np.array_equal(self.layers.group.layers_SK, self.group.layers_SK)
         return self.has_apart and self.layers.are_mixed and is_whole
+
+    @cached_property
+    def in_halves(self) -> bool:
+        """Whether layers lie in an encoder and the decoder behind it, one sort in each, in one piece and under one policy."""
+        shape = self.job.model
+        if not shape.enc_layers or self.piped or self.group.is_tiled or shape.adapters is not None:
+            return False
+        return len(kinds(shape)) == 2 and np.array_equal(self.layers.group.layers_SK, self.group.layers_SK)
 
     @once_for("state")
     def experts_of_chunk(self) -> Reals:
@@ -425,6 +451,19 @@ class Step:
         """Elements of the embedding's unit, where the pass goes through it."""
         return self.counts.before * self.situation.is_first
 
+    @cached_property
+    def second_table(self) -> Reals:
+        """The gradient of a table that both halves look up and no head shares: the decoder's part waits for the encoder's, (C, S)."""
+        if self.tied or not self.in_halves:
+            return NONE
+        return self.ends * np.where(self.managed, self.compute, self.stored) * self.table
+
+    @cached_property
+    def table(self) -> Reals:
+        """Elements of the token table on the rank, where the pass goes through it."""
+        one = np.ones_like(self.c["tp"])
+        return vocabulary_elements(self.job.model, self.c["tp"], one)[:, None] * self.first
+
     @once_for("work")
     def in_flight(self) -> Reals:
         """All that other passes in flight keep."""
@@ -455,8 +494,18 @@ class Step:
 
     @once_for("work")
     def in_layers(self) -> Reals:
-        """All that is kept when the layers' backward starts: what lies behind them is gone."""
-        return self.activations - self.last * edges_CS(self.job, self.group)
+        """All that is kept when the layers' backward starts: what lies behind them is gone, but for what a decoder's read of its encoder."""
+        return self.activations - self.last * edges_CS(self.job, self.group) + self.encoded
+
+    @cached_property
+    def encoded(self) -> Reals:
+        """What is kept of an encoder's result until its own layers go backward, (C, 1)."""
+        return np.asarray(encoded_C(self.job, self.c))[:, None] if self.in_halves else NONE
+
+    @cached_property
+    def memory(self) -> Reals:
+        """That of it which is gone with the last of the decoder's layers, (C, 1)."""
+        return memory_C(self.job, self.c)[:, None]
 
     @cached_property
     def _chunk(self) -> Reals:
@@ -745,12 +794,14 @@ class Step:
         total = worth.max(axis=0)[:, None, :]
         if total.shape[-1] > 1:
             total = total + gone[..., None] * ats.kept[:, None, :]
-            if self.has_copies:
+            if self.has_copies and self.tells_sorts:
                 total = total + (self._makes_copies * ats.every)[:, None, :]
             if self.has_apart and ats.routed.ndim > 2:
                 total = total + self._when_reduced(gone, ats.routed.max(axis=0), stands)
             if self.is_mixed:
                 total = np.where(self._are_elsewhere(gone), -np.inf, total)
+            if self.in_halves:
+                total = np.where(self._in_other_half(gone), -np.inf, total)
         sort = worst_sort(self.layers.group, total)
 
         def of_worst(part: Any) -> Any:
@@ -776,6 +827,13 @@ class Step:
         held = self.group.layers_SK > 0
         both = np.expand_dims(held[:, have].any(axis=1) & held[:, ~have].any(axis=1), -1)
         return np.asarray(self.apart[..., None] & both & (have == behind))
+
+    def _in_other_half(self, gone: Reals) -> Mask:
+        """Sorts of layers that do not lie where a share of the others is `gone`, (..., C, S, K)."""
+        before = gone * np.maximum(self.layers_of_chunk - 1.0, 0.0)
+        return np.asarray(
+            np.expand_dims(before > self.job.model.layers - 0.5, -1) == decodes_K(self.job.model), np.bool_
+        )
 
     def _when_reduced(self, gone: Reals, routed: Reals, stands: np.bool_) -> Reals:
         """What `routed` experts (C, K) that lie apart change when their unit is through, (..., C, S, K): their gradients and weights
@@ -875,7 +933,12 @@ class Step:
     def copies_again(self, every: Reals) -> Reals:
         """The copies of one layer's weights that recomputation makes; `every` are the elements of its matrices where sorts differ."""
         layers = np.maximum(self.group.layers_S[None, :], 1.0)
-        return self._makes_copies * (every if self.layers.are_mixed else self.counts.layers / layers)
+        return self._makes_copies * (every if self.tells_sorts else self.counts.layers / layers)
+
+    @property
+    def tells_sorts(self) -> bool:
+        """Whether copies of a layer's weights are those of its own sort, not of all layers in the mean."""
+        return self.layers.are_mixed or self.in_halves
 
     @cached_property
     def _makes_copies(self) -> Reals:

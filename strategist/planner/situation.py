@@ -63,7 +63,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "fast_domain": min(node.fast_domain, cluster.world),
         "is_gpu": cluster.smallest.vendor != "CPU",
         "mixed_devices": len({group.node.gpu.name for group in cluster.groups}) > 1,
-        "layers": shape.layers + shape.enc_layers,
+        "layers": shape.depth,
         "hidden": shape.hidden,
         "heads": shape.heads,
         "kv_heads": shape.kv_heads,

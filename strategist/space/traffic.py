@@ -17,6 +17,7 @@ from strategist.columns import on_stages, stage_by_stage
 from strategist.facts.job import Job
 from strategist.facts.layers import norm_size
 from strategist.facts.model import ModelShape, Moe
+from strategist.facts.parameters import position_tables
 from strategist.facts.profile import BYTES
 from strategist.facts.routing import called_on
 from strategist.facts.runs import BREADTH_FIRST
@@ -442,12 +443,19 @@ def _held_whole(shape: ModelShape, group: Group) -> Iterator[tuple[int, Any]]:
     sequence = group.candidates["sequence_parallel"] > 0
     routed = np.array([kind.ffn == "moe" for kind in kinds(shape)])
     all_layers, moe_layers = group.layers_S, (group.layers_SK * routed).sum(axis=1)
-    norm = norm_size(shape, 1)
-    biases = all_layers * shape.o_bias + (all_layers - moe_layers) * shape.mlp_bias
+    norm, decoders, stacks = (
+        norm_size(shape, 1),
+        (group.layers_SK * decodes_K(shape)).sum(axis=1),
+        1 + (shape.enc_layers > 0),
+    )
+    norms = norm * (
+        2 * all_layers + decoders + stacks * (shape.final_norm * group.is_last + shape.embed_norm * group.is_first)
+    )
+    biases = (all_layers + decoders) * shape.o_bias + (all_layers - moe_layers) * shape.mlp_bias
     gates = moe_layers * bool(shape.moe and shape.moe.shared_ffn and shape.moe.shared_gate)
     rows: tuple[tuple[int, Any], ...] = (
-        (shape.hidden, on_stages(sequence, norm * (2 * all_layers + group.is_last) + biases) + gates),
-        (shape.hidden * shape.pos_rows * (shape.pos == "learned"), on_stages(sequence, group.is_first)),
+        (shape.hidden, on_stages(sequence, norms + biases) + gates),
+        *((shape.hidden * rows, on_stages(sequence, group.is_first)) for rows in position_tables(shape)),
         (shape.hidden * (shape.moe.experts if shape.moe else 0), moe_layers[None, :]),
         (shape.head_dim, 2 * all_layers[None, :] * (shape.qk_norm == "head")),
     )

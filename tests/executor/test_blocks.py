@@ -62,3 +62,23 @@ def test_encoder_and_decoder_of_a_pair_are_both_in_blocks() -> None:
         T5Config(d_model=8, d_kv=4, d_ff=16, num_layers=2, num_decoder_layers=3, num_heads=2, vocab_size=32)
     )
     assert len(find_blocks(model).blocks) == 5
+
+
+def test_layers_of_another_class_in_the_other_half_are_blocks_too() -> None:
+    """BART's encoder and decoder have a class of layers each; what lies in no such place is none of them."""
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    from strategist.executor.blocks import find_blocks
+
+    sizes = {
+        "d_model": 8,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "vocab_size": 32,
+        "encoder_ffn_dim": 8,
+    }
+    model = BartForConditionalGeneration(BartConfig(encoder_layers=2, decoder_layers=3, decoder_ffn_dim=8, **sizes))
+    assert list(find_blocks(model).blocks) == [
+        "model.encoder.layers.0", "model.encoder.layers.1",
+        "model.decoder.layers.0", "model.decoder.layers.1", "model.decoder.layers.2",
+    ]  # fmt: skip

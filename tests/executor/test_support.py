@@ -14,7 +14,7 @@ from strategist.document.plan import NumberFormats, Plan, Stage
 from strategist.errors import ImpossibleError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.obstacles import refuse
-from strategist.executor.support import layout_obstacles, obstacles, unsupported
+from strategist.executor.support import layout_obstacles, obstacles, script_obstacles, unsupported, way_out
 from strategist.facts.model import Mla, ModelShape, Moe
 from tests.plans import BFLOAT16, FLOAT32, FLOAT64, even_stages, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral, uneven
 
@@ -296,6 +296,72 @@ def test_a_layout_that_the_model_does_not_allow_is_refused(plan: Plan, place: st
     found = obstacles(plan)
     assert [(o.place, said in o.sentence) for o in found] == [(place, True)]
     assert unsupported(plan) == (found[0].sentence,)
+
+
+def a_pair(targets: int | None = 10, *, tokens: int = 16, **layout: Any) -> Plan:
+    """A plan for a tiny encoder with a decoder."""
+    shape = tiny_llama(
+        name="tiny-t5", family="t5", kind="encdec", formula="encdec", enc_layers=3, kv_heads=8, pos="relative"
+    )
+    plan = make_plan(shape, seq_len=tokens, **layout)
+    return replace(plan, workload=replace(plan.workload, target_len=targets))
+
+
+@pytest.mark.parametrize("targets", [None, 10, 40])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"micro_batch": 4, "accumulation": 2},
+        {"dp_replicate": 4, "recompute": "full"},
+        {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "recompute": "selective"},
+        {"dp_shard": 2, "zero": 1, "tp": 4},
+        {"dp_shard": 2, "zero": 3, "tp": 2, "formats": BFLOAT16},
+    ],
+)
+def test_encoders_with_decoders_are_laid_out_whatever_the_targets_length(
+    layout: dict[str, Any], targets: int | None
+) -> None:
+    """Replicas, shards and matrices cut by tp; a script is given a model of transformers, as there is no built-in one."""
+    plan = a_pair(targets, **layout)
+    assert layout_obstacles(plan) == script_obstacles(plan) == ()
+    assert [obstacle.place for obstacle in obstacles(plan)] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ({"pp": 2, "accumulation": 2}, "pp 2"),
+        ({"cp": 2, "context_parallel": "all-to-all"}, "cp 2"),
+        ({"tp": 2, "sequence_parallel": True}, "sequence_parallel"),
+        ({"loss": "chunked"}, "loss chunked"),
+    ],
+)
+def test_what_cuts_rows_of_layers_or_their_tokens_is_refused_for_two_halves(layout: dict[str, Any], said: str) -> None:
+    """In one sentence with both lengths and the field, and with what to plan instead."""
+    (found,) = layout_obstacles(a_pair(**layout))
+    assert (found.code, found.place) == ("UNSUPPORTED", "model.enc_layers")
+    assert f"(tiny-t5, 16 inputs and 10 targets) here: the plan has {said}" in found.sentence
+    assert "tp without sequence_parallel" in way_out((found,))
+
+
+def test_a_script_cuts_matrices_of_tried_families_alone() -> None:
+    """Other encoders with decoders are replicated or sharded."""
+    plan = a_pair(tp=2)
+    other = replace(plan, model=replace(plan.model, family="marian"))
+    (found,) = script_obstacles(other)
+    assert "tiny-t5 is of the family marian, and tp is 2" in found.sentence
+    assert script_obstacles(replace(a_pair(dp_replicate=2), model=other.model)) == ()
+
+
+def test_products_of_eight_bits_look_at_both_lengths() -> None:
+    """Rows of a decoder's matrices are its own tokens."""
+    fp8 = {"precision": "fp8"}
+    plan = a_pair(10, micro_batch=1, formats=BFLOAT16)
+    said = " ".join(
+        obstacle.sentence for obstacle in layout_obstacles(replace(plan, workload=replace(plan.workload, **fp8)))
+    )
+    assert "10 tokens in a micro-batch, which 16 does not divide" in said
+    assert "16 tokens in a micro-batch, which" not in said
 
 
 def test_stages_of_an_encoder_and_its_decoder_are_all_their_layers() -> None:

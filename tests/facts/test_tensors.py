@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategist.facts.model import ModelShape, QkNorm
+from strategist.facts.model import ModelShape, QkNorm, layer_counts
+from strategist.facts.model_config import shape_from_config
 from strategist.facts.models import load_model
 from strategist.facts.tensors import (
     BUCKET,
@@ -25,6 +27,7 @@ from strategist.facts.tensors import (
 )
 from strategist.measure.kinds import chosen_kinds
 from tests.executor.harness import run_alone
+from tests.executor.pair_configs import config_of
 from tests.plans import make_plan
 from tests.strategies import CI, Draw
 
@@ -136,3 +139,23 @@ def test_buckets_are_as_many_as_torch_fills(name: str) -> None:
     """torch's own rule, on the model's parameters from the last to the first, fills the same number of buckets."""
     shape = _small(name)
     assert ddp_buckets(shape, 4) == run_alone(_real_buckets, shape)
+
+
+def _sizes_of_transformers(config: dict[str, Any]) -> Counter[int]:
+    import torch
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+    own = {name: value for name, value in config.items() if name != "model_type"}
+    with torch.device("meta"):
+        model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(config["model_type"], **own))
+    return Counter(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["t5", "bart", "mbart"])
+def test_tensors_of_an_encoder_with_a_decoder_are_those_of_transformers(family: str) -> None:
+    """Each half has tables of positions and norms of its own, each attention biases of its own."""
+    config = config_of(family)
+    shape = shape_from_config(config)
+    kinds = tuple(layer_counts(shape).values())
+    assert dict(tensor_sizes(shape, Part(kinds, True, True, 1, 1, 1))) == run_alone(_sizes_of_transformers, config)

@@ -96,7 +96,8 @@ ROOMY = 1 << 50
 
 @dataclass(frozen=True)
 class Scenario:
-    """One question to both: a shape, a length, a precision and a layout, and how many tokens the busiest rank's experts get over the mean."""
+    """One question to both: a shape, a length, a precision and a layout, how many tokens the busiest rank's experts get over the mean, and how
+    many a decoder behind an encoder has."""
 
     name: str
     shape: ModelShape
@@ -104,6 +105,7 @@ class Scenario:
     precision: str
     layout: Mapping[str, Any]
     imbalance: float = 1.0
+    targets: int | None = None
 
 
 LEARNED = tuple(
@@ -716,7 +718,7 @@ def plan_of(scenario: Scenario) -> Plan:
     """The plan of a scenario, for GPUs, with the stages that the planner would make."""
     layout = dict(scenario.layout)
     lengths = layout.pop("stage_layers", ())
-    pp, virtual, layers = layout.get("pp", 1), layout.get("virtual_stages", 1), scenario.shape.layers
+    pp, virtual, layers = layout.get("pp", 1), layout.get("virtual_stages", 1), scenario.shape.depth
     is_weighted = layout.get("stage_split") == "weighted"
     head = head_in_layers(scenario.shape) if is_weighted else 0.0
     stages = tuple(
@@ -746,6 +748,7 @@ def plan_of(scenario: Scenario) -> Plan:
         precision=scenario.precision,
         optimizer=plan.strategy.optimizer,
         expert_imbalance=scenario.imbalance,
+        target_len=scenario.targets,
     )
     return replace(plan, workload=asked, memory=roomy)
 

@@ -39,11 +39,11 @@ def gradients(shape: ModelShape) -> list[tuple[int, int]]:
         come += [(vector.size, 1) for vector in layer.vectors]
     places = max(1, shape.pos_rows)
     come += [
+        (outer.embedding_norm, 1),
         (places, outer.position // places),
         table,
         (outer.projection, 1),
         (outer.input, 1),
-        (outer.embedding_norm, 1),
     ]
     return [(first, rest) for first, rest in come if first * rest]
 

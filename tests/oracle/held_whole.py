@@ -14,14 +14,20 @@ def whole_weights(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence
     h, sequence = shape.hidden, layout["sequence_parallel"]
     for kind in kinds:
         routed = kind.ffn == "moe"
+        attentions = 2 if kind.cross else 1
         if sequence:
-            yield from [h] * (2 * norms + shape.o_bias + (shape.mlp_bias and not routed))
+            yield from [h] * ((1 + attentions) * norms + attentions * shape.o_bias + (shape.mlp_bias and not routed))
         if routed and shape.moe is not None:
             yield h * shape.moe.experts
             yield from [h] * bool(shape.moe.shared_ffn and shape.moe.shared_gate)
         if shape.qk_norm == "head":
             yield from [shape.head_dim] * 2
-    if sequence and stage == last_stage(layout):
-        yield from [h] * norms
-    if sequence and stage == 0 and shape.pos == "learned" and shape.pos_rows:
-        yield h * shape.pos_rows
+    halves = 2 if shape.enc_layers else 1
+    if sequence and stage == last_stage(layout) and shape.final_norm:
+        yield from [h] * norms * halves
+    if sequence and stage == 0:
+        yield from [h] * norms * halves * shape.embed_norm
+        if shape.pos == "learned" and shape.pos_rows:
+            yield h * shape.pos_rows
+            if shape.kind == "encdec":  # the encoder's own table; that of sound is not learned
+                yield h * dict(shape.extra)["enc_pos_rows"]

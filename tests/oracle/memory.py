@@ -108,7 +108,10 @@ def _bytes_of(
     """Bytes of some rows of one layer for one micro-batch, under the layout's policy."""
     policy = layout["recompute"]
     if policy == "selective" and job.profile.light == "half-blocks":
-        sides = (_bytes_of(job, {**layout, "recompute": side}, kind, wanted, *parts) for side in ("none", "full"))
+        sides = (
+            _bytes_of(job, {**layout, "recompute": side}, kind, wanted, *parts, named=named)
+            for side in ("none", "full")
+        )
         return sum(sides) / 2
     sp = sequence_cut(layout)
     ways = {"sequence": sp, "heads": layout["tp"], "whole": 1, "dispatched": max(1, sp // layout["etp"])}
@@ -283,7 +286,8 @@ class Stage:
         flying = sum(count * size for count, size in zip(at.flight, passes, strict=True))
         self.others = flying - passes[at.chunk] + self.inputs
         self.all = flying + self.inputs
-        self.inside = self.all - (self.edges() if self.last else 0.0)
+        self.turn = self._decoders()
+        self.inside = self.all - (self.edges() if self.last else 0.0) + (self._encoded() if self.turn else 0.0)
         copies = self.c * self.w.layers if self.plain and self.casts else 0.0
         self.copies = copies if a["recompute"] == "none" else 0.0
         if self.plain and a["recompute"] == "none" and job.model.adapters is not None:
@@ -316,6 +320,37 @@ class Stage:
     def is_mixed(self) -> bool:
         """Whether some of the model's layers have experts and others none."""
         return len({own.ffn for own in layer_counts(self.job.model)}) > 1
+
+    def _decoders(self) -> int:
+        """Layers of a decoder that are through before those of its encoder, one sort in each half; 0 for other models and where pieces or
+        policies differ."""
+        shape, sorts = self.job.model, layer_counts(self.job.model)
+        plain = not (self.piped or self.is_partly or shape.adapters) and self.tiles == 1
+        return shape.layers if shape.enc_layers and plain and len(sorts) == 2 else 0
+
+    def _of_half(self, number: float, size: Callable[[LayerKind], float]) -> float:
+        """What a layer has behind which so many are through."""
+        return next(size(kind) for kind in layer_counts(self.job.model) if kind.cross == (number < self.turn - 0.25))
+
+    def _through_halves(self, number: float, size: Callable[[LayerKind], float]) -> float:
+        """What the layers that are through have in all."""
+        return sum(self._of_half(place, size) for place in range(round(number)))
+
+    def _unit(self, kind: LayerKind) -> float:
+        """Elements of a layer, with padding where they are sharded."""
+        parts = self.n if self.zero >= 2 else 1
+        return float(parts * dense_of_layer(self.job.model, kind, self.a["tp"], parts))
+
+    def _encoded(self) -> float:
+        """What an encoder's last norm keeps, and its result."""
+        own = self.h * self.c + (4 if self.job.model.norm in ("rmsnorm", "rmsnorm_nonparam") else 8)
+        return self.T * own / sequence_cut(self.a) + self._memory()
+
+    def _memory(self) -> float:
+        """What an encoder gave: of its parts nothing where every layer of the decoder has put all of them together, and keeps that."""
+        cut = sequence_cut(self.a)
+        is_kept_whole = cut > 1 and self.a["recompute"] == "none" and self.job.profile.keeping.gathered_inputs
+        return 0.0 if is_kept_whole else self.whole / cut
 
     def _units_of_layers(self) -> tuple[float, float, float, float]:
         """Elements of the largest unit of a layer without its experts, of that of its experts, and of the first where there are
@@ -379,9 +414,9 @@ class Stage:
     def edges(self) -> float:
         """Final norm and the head's input; those of an encoder, whose results all layers of a decoder read."""
         statistics = 4 if self.job.model.norm in ("rmsnorm", "rmsnorm_nonparam") else 8
-        stacks = self.of_decoder + (1 if self.job.model.enc_layers else 0)
-        read = self.whole if self.job.model.adapters is None else 0.0
-        return stacks * (self.T * (self.h * self.c + statistics) / sequence_cut(self.a) + read)
+        read = self.whole * self.of_decoder if self.job.model.adapters is None else 0.0
+        encoded = self._encoded() if self.job.model.enc_layers else 0.0
+        return self.of_decoder * self.T * (self.h * self.c + statistics) / sequence_cut(self.a) + read + encoded
 
     def logits(self, per_entry: float, *, held: bool = True) -> float:
         """Bytes of the vocabulary's tensors; what waits for backward, and the logits that a last stage holds on to."""
@@ -535,6 +570,9 @@ class Stage:
             yield from (*self.one_by_one(), *self.other_side().one_by_one())
         else:
             looked_at = (0, 1, -2, -1) if sharded else (0, 1, -1)
+            if self.turn:
+                looked_at += (self.turn, self.turn + 1)
+                yield 1, self._between_halves()
             for number in (0,) if self.job.model.kind == "cnn" else looked_at:
                 yield from ((1, terms) for terms in (self._slices if self.tiles > 1 else self._layer)(number))
         if self.tiles == 1:
@@ -999,7 +1037,9 @@ class Stage:
         several = sequence_cut(self.a) > 1 and self.a["micro_batch"] > 1
         ours = self.job.model.moe is None and self.job.profile.keeping.name == OURS
         first = [LayerAt(2 * self.whole + self.stream, 0.0, 0.0)] if several and ours else []
-        return [*ats, self._attention(kind), self._attention_inputs(kind), *first]
+        again = self._attention_across if kind.cross else self._attention  # an encoder's layer has as many
+        across = [again(kind)] if self.job.model.enc_layers else []
+        return [*ats, self._attention(kind), self._attention_inputs(kind), *first, *across]
 
     def _convolutions(self, kind: LayerKind) -> LayerAt:
         """Backward enters a block: two gradients as large as its result, what is computed again; blocks behind it are through."""
@@ -1197,13 +1237,27 @@ class Stage:
 
     def _attention(self, kind: LayerKind) -> LayerAt:
         gradients = self.in_attention()
-        if kind.cross:
-            gradients = max(self.in_attention(self.T / self.of_decoder), self.in_attention(self.T))
         back = self._rows(kind, _again, "mixer")
         freed = self._rows(kind, _kept, "exchanged", "ffn", "inside", "product") + self._rows(kind, _used, "mixer")
+        if kind.cross:  # the attention to the encoder is through
+
+            def of_cross(wanted: Wanted) -> float:
+                return _bytes_of(self.job, self.a, kind, wanted, named=lambda name: name.startswith("cross_"))
+
+            freed, back = freed + of_cross(_kept_anyway), back - of_cross(_again)
         gradients += self.stream if self.job.profile.keeping.name == OURS else self._whole_stream()
         temporaries, weights = gradients + back, self._elements(kind, _is_behind)
         return LayerAt(temporaries, freed, weights, is_early=False, routed=self._through(kind))
+
+    def _attention_across(self, kind: LayerKind) -> LayerAt:
+        """Inside the attention of a decoder to its encoder, whose keys are of all inputs: its own matrices but the last have no gradient yet."""
+        back = self._rows(kind, _again, "mixer")
+        freed = self._rows(kind, _kept, "exchanged", "ffn", "inside", "product") + self._rows(kind, _used, "mixer")
+        gradients = self.in_attention(self.T / self.of_decoder)
+        gradients += self.stream if self.job.profile.keeping.name == OURS else self._whole_stream()
+        late = ("cross_q", "cross_k", "cross_v", "o")
+        weights = self._elements(kind, lambda name: _is_behind(name) and name not in late)
+        return LayerAt(gradients + back, freed, weights, is_early=False)
 
     def _through(self, kind: LayerKind) -> float:
         """Elements of experts whose unit is through when attention's backward begins."""
@@ -1269,7 +1323,9 @@ class Stage:
                 continue
             kept = self._rows(kind, _kept)
             every = (
-                self._elements(kind, lambda _name: True) if self.is_mixed else self.w.layers / max(len(self.kinds), 1)
+                self._elements(kind, lambda _name: True)
+                if self.is_mixed or self.turn
+                else self.w.layers / max(len(self.kinds), 1)
             )
             yield from (self._in_layer(number, at, kept, every) for at in self._layer_ats(kind))
         if not self.kinds:
@@ -1277,6 +1333,8 @@ class Stage:
 
     def _lies_elsewhere(self, number: int, kind: LayerKind) -> bool:
         """Layers with experts apart come last in forward, and first in backward."""
+        if self.turn:  # and a decoder's before its encoder's
+            return kind.cross == (self._behind(number)[0] > self.turn - 0.5)
         have = [own.ffn == "moe" for own in self.kinds]
         if not self.apart or self.is_partly or all(have) or not any(have):
             return False
@@ -1317,8 +1375,15 @@ class Stage:
         those = sum(own.ffn == "moe" for own in self.kinds) / self.v
 
         def unit(place: float) -> float:
+            if self.turn:
+                return self._of_half(place, self._unit)
             return (self.beside if place <= those - 0.5 else self.bald) if mixed else self.D
 
+        if self.turn:
+            let_go = self._through_halves(before, lambda own: self._rows(own, _kept))
+            let_go += self._encoded() if before > self.turn - 0.5 else 0.0
+            passed = self._through_halves(before, self._unit)
+            done = behind + passed
         if mixed:
             first, rest = min(before, those), max(before - those, 0.0)
             of_experts = self._kept_with_experts() if those else 0.0
@@ -1335,6 +1400,8 @@ class Stage:
         elif self.is_partly:
             through = number
         copies = self.copies * (1 - through / max(keep / self.v, 1))
+        if self.turn:
+            copies = self.copies - self.c * passed if self.copies else 0.0
         if self.plain and self.casts and not self.copies_again:
             copies -= freed_copies
         given = self.given if before == 0 and at.is_early else 0.0
@@ -1342,12 +1409,12 @@ class Stage:
         layers = 1 if alone or (self.apart and at.is_sooner) else 2
         is_late = self.apart and self.zero == 3 and self.sharers == 1 and self.a["recompute"] == "none"
         experts = 0 if at.routed or (mixed and before > those - 0.5) or (is_late and at.is_sooner) else 1
-        gathered = self.gathered(0 if mixed else layers, passed=passed + at.routed, experts=experts)
-        if mixed and self.zero == 3:
+        by_unit = mixed or (self.turn and not self.job.profile.reuse_distance)
+        gathered = self.gathered(0 if by_unit else layers, passed=passed + at.routed, experts=experts)
+        if by_unit and self.zero == 3 and self.units:
             gathered += self.c * (unit(before) + (unit(before + 1) if layers > 1 else 0.0))
         at_end = self.early if self.piped and before >= count - 1 else 0.0
-        gone = done + (0.0 if at.is_product else at.weights)
-        left = self.outside if self.a["accumulation"] > 2 else max(0.0, self.outside - self.q * self.s * gone)
+        left = self._left_outside(done + (0.0 if at.is_product else at.weights))
         again = max(0.0, self.copies_again * every - freed_copies) if self.copies_again else 0.0
         return {
             "gradients": self.earlier
@@ -1363,6 +1430,7 @@ class Stage:
             + self.late
             + self.old_head
             + self.retained(done)
+            + (self._second_table() if self.turn and before > self.turn - 0.5 else 0.0)
             + (left if self.outside else 0.0)
             + again
             + (0.0 if self.reduces else partial)
@@ -1382,6 +1450,9 @@ class Stage:
         if not self.piped and self.apart and self.is_mixed and not self.is_partly:
             yield from self._reduced_in_turn()
             return
+        if self.turn:
+            yield from self._reduced_of_halves()
+            return
         # Widest parts may be of different layers; a pipeline counts a whole layer, which is one of them.
         begins, ends = (
             self.earlier + self.fresh(behind + (self.wl if self.piped else self.X + done), self.X)
@@ -1399,6 +1470,71 @@ class Stage:
             "gather_buffers": self.gathered(next_one, passed=self.wl) + reduced + self.waiting,
             "temporaries": self.stream + self.previous + self.retained(behind + self.wl) + adds + self.late,
         }
+
+    def _left_outside(self, gone: float) -> float:
+        """Gradients outside DDP's buckets when those of so many elements have gone into theirs, in the last of two micro-batches."""
+        return self.outside if self.a["accumulation"] > 2 else max(0.0, self.outside - self.q * self.s * gone)
+
+    def _second_table(self) -> float:
+        """The decoder's gradient of a table that both halves look up, which waits for the encoder's; a tied head's waits anyway."""
+        return 0.0 if self.tied else self.q_ends * (self.c if self.units else self.s) * self.table
+
+    def _between_halves(self) -> dict[str, float]:
+        """A decoder is through: its table gets a gradient, which is added to a tied head's."""
+        passed = self._through_halves(self.turn, self._unit)
+        done, is_one = self.through + passed, bool(self.job.profile.reuse_distance)
+        gathered = self.gathered(1 if is_one else 0, passed=passed)
+        if self.zero == 3 and self.units and not is_one:
+            gathered += self.c * self._of_half(self.turn, self._unit)
+        table = self.q_ends * (self.c if self.units else self.s) * self.table
+        third = self.c * self.head if self.reduces and self.tied and not self.in_chunks else 0.0
+        embedded = self.whole * self.of_decoder * (1.0 if self.units else self.s / self.c)
+        shape = self.job.model
+        places = self.h * shape.pos_rows if shape.pos == "learned" and shape.kind == "encdec" else 0
+        if self.reduces:
+            gathered += table + self.q_ends * self.c * places
+            gathered += self.q * self.r * self._of_half(self.turn - 1, self._unit)
+        beside = max(embedded - third, 0.0 if self.casts else self.old_head + self.growing_head)
+        return {
+            "gradients": self.earlier + self.fresh(done + (0.0 if self.units else places)) + self.growing_head,
+            "activations": self.inside
+            - self._through_halves(self.turn, lambda own: self._rows(own, _kept))
+            - self._memory(),
+            "gather_buffers": gathered + self.waiting + third,
+            "bucket_buffers": max(0.0, self.copies - self.c * passed) if self.copies else 0.0,
+            "temporaries": (0.0 if self.reduces else table)
+            + self.stream
+            + beside
+            + self.old_head
+            + self.retained(done)
+            + (self._left_outside(done) if self.outside else 0.0),
+        }
+
+    def _reduced_of_halves(self) -> Iterator[dict[str, float]]:
+        """The last layer of a decoder when it is reduced, and that of its encoder."""
+        last = self._worst_of_kinds(self._final)
+        for count in (0, self.turn):
+            unit, before = self._of_half(count, self._unit), self._through_halves(count, self._unit)
+            begins, ends = (self.earlier + self.fresh(self.through + before + done) for done in (0.0, unit))
+            out, buffer = self.output(unit)
+            loses = self.q * self.c * (unit - last) if self.zero >= 2 and self.reduces else 0.0
+            copying = loses > out + buffer + ends - begins
+            reduced = self.reduction(unit, unit) + (0.0 if copying else buffer - loses)
+            follows, is_one = count < len(self.kinds) - 1, bool(self.job.profile.reuse_distance)
+            gathered = self.gathered(1 if is_one and follows else 0, passed=before + unit)
+            if follows and not is_one and self.zero == 3 and self.units:
+                gathered += self.c * self._of_half(count + 1, self._unit)
+            kept = self._through_halves(count + 1, lambda own: self._rows(own, _kept))
+            kept += self._encoded() if count else 0.0
+            yield {
+                "gradients": begins if copying else ends + out,
+                "activations": max(self.inputs, self.inside - kept),
+                "logits": self.logits(0),
+                "gather_buffers": gathered + reduced + self.waiting,
+                "temporaries": self.stream
+                + (0.0 if count else self.stream * self.of_decoder)
+                + self.retained(self.through + before + unit),
+            }
 
     def _first_unpacked(self) -> dict[str, float]:
         """Of one or two layers the first, when it leaves the buffer that it was gathered into: nothing of it has worked yet, and the copy
@@ -1618,6 +1754,7 @@ class Stage:
         flight = self.q * self.r * self.D
         routed = self.w.experts if self.apart else 0.0
         sums = self.growing_head + self.old_head + max(stream - sum_in_unit, 0.0 if self.casts else self.old_head)
+        sums += self._second_table() if self.turn else 0.0
         yield (
             2,
             {

@@ -190,7 +190,7 @@ def tensors_of(
         return found
     outer, table = outer_parameters(shape), vocabulary(shape, tp, 1)
     if stage == 0:
-        found += [table, outer.position, outer.projection, outer.input, *_norm(shape, outer.embedding_norm)]
+        found += [table, *positions_of(shape), outer.projection, outer.input, *_norm(shape, outer.embedding_norm)]
     if is_last:
         own_bias = outer.head - (0 if shape.tied else shape.vocab * table_width(shape))
         found += [*_norm(shape, outer.final_norm), own_bias, outer.extra]
@@ -198,15 +198,28 @@ def tensors_of(
     return found
 
 
+def positions_of(shape: ModelShape) -> list[int]:
+    """Elements of each table of positions, that of an encoder in front of a decoder first."""
+    every = outer_parameters(shape).position
+    if not shape.enc_layers:
+        return [every]
+    more = dict(shape.extra)
+    encoder = (
+        shape.hidden * more["enc_pos_rows"] if "enc_pos_rows" in more else shape.heads * more.get("rel_buckets", 0)
+    )
+    return [encoder, every - encoder]
+
+
 def _norm(shape: ModelShape, size: int) -> list[int]:
     """A norm has a weight and, in layer norms, a bias."""
     count = 2 if shape.norm in ("layernorm", "batchnorm") else 1
+    count *= 2 if shape.enc_layers else 1  # one in each half
     return [size // count] * count if size else []
 
 
 def _pieces(shape: ModelShape, vector: Vector, size: int, tp: int) -> list[int]:
     """The tensors that are listed as one vector."""
-    if vector.name == "qkv_bias":
+    if vector.name in ("qkv_bias", "cross_qkv_bias"):
         keys = min(size // 3, up(shape.kv_heads * shape.head_dim, tp))
         return [size - 2 * keys, keys, keys]
     if vector.name == "qk_norm" and shape.qk_norm in ("full", "per_head"):  # one weight for queries, one for keys

@@ -28,6 +28,7 @@ from tests.oracle.parameters import (
     expert_shards,
     experts_of_layer,
     padded,
+    positions_of,
     shards,
     tensors_of,
     vocabulary,
@@ -416,15 +417,20 @@ def _buckets(job: Job, away: tuple[int, int]) -> int:
     shape, size = job.model, BYTES[job.formats.gradient] * job.trainable
     outer, table = outer_parameters(shape), vocabulary(shape, 1, 1)
     bias = max(0, outer.head - (0 if shape.tied else table))
-    come = [0 if shape.tied else table, bias, outer.final_norm, outer.extra - away[1]]
+    halves, positions = (2 if shape.enc_layers else 1), positions_of(shape)
+    come = [0 if shape.tied else table, bias, outer.final_norm / halves, outer.extra - away[1]]
+    was_decoder = False
     for kind in reversed(layer_sequence(shape)):
+        if was_decoder and not kind.cross:
+            come += [positions[1], (outer.embedding_norm + outer.final_norm) / 2]
+        was_decoder = kind.cross
         layer = build_layer(shape, kind)
         for m in reversed(layer.matrices):
             for _ in range(1 if m.is_expert else m.copies):
                 copies = m.copies if m.is_expert else 1
                 come += [copies * m.weights, copies * m.outputs * m.bias]
         come += [vector.size for vector in layer.vectors]
-    come += [outer.position, table - away[0], outer.projection, outer.input, outer.embedding_norm]
+    come += [outer.embedding_norm / halves, positions[0], table - away[0], outer.projection, outer.input]
     full, held = [], 0.0
     for elements in come:
         held += elements * size

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ import pytest
 from strategist import Plan, predict, recommend
 from strategist.document.load import load_plan, plan_from
 from strategist.document.write import as_document, digest, dump
-from strategist.emitters import EMITTERS
-from strategist.errors import ImpossibleError, InputError, StrategistError
-from strategist.executor.support import layout_obstacles
+from strategist.emitters import EMITTERS, find_emitter
+from strategist.emitters.emitter import Options
+from strategist.errors import InputError, StrategistError
+from strategist.executor.support import layout_obstacles, obstacles
 from strategist.facts.attention import attention_FLOP
 from strategist.facts.job import Job
 from strategist.facts.layers import build_layer
@@ -40,6 +41,7 @@ from strategist.timing.estimate import model_FLOP, step_times
 from tests.cli.harness import call
 from tests.oracle.test_search import ROUNDING_NS
 from tests.planner.test_layout_properties import PLAIN
+from tests.plans import FLOAT32, make_plan
 from tests.strategies import candidates, legal_candidates, trimmed
 
 SMALL: dict[str, Any] = {"model": "t5-base", "hardware": "dgx-h100", "global_batch": 1024, "seq_len": 512}
@@ -123,7 +125,7 @@ def test_what_a_decoder_keeps_goes_with_its_targets_but_for_keys_of_the_inputs(a
     )
     assert own.keys() == alike.keys()
     share = {name: own[name] / width for name, width in alike.items() if width}
-    assert {name for name, value in share.items() if value == 1.0} == {"cross_key", "cross_value"}
+    assert {name for name, value in share.items() if value == 1.0} == {"cross_key", "cross_value", "cross_memory"}
     squares = {"scores": 1 / 16} if attention == "unfused" else {}
     assert {name: value for name, value in share.items() if value not in (0.25, 1.0)} == squares
     assert share.get("cross_scores", 0.25) == 0.25
@@ -304,22 +306,52 @@ def test_a_plan_with_targets_that_mean_nothing_is_not_sound(plan: Plan) -> None:
         plan_from(document, "PLAN")
 
 
-def test_nothing_runs_or_writes_such_a_plan_yet(plan: Plan, tmp_path: Path) -> None:
-    """The executor names the field, and so does every framework's target; scripts for the executor are not written either."""
-    assert "workload.target_len" in [obstacle.place for obstacle in layout_obstacles(plan)]
-    for emitter in (one for one in EMITTERS if one.coverage is not None):
-        with pytest.raises(ImpossibleError) as refused:
-            emitter.require(plan)
-        assert refused.value.code == "UNSUPPORTED"
-        assert (
-            emitter.name in ("parameter-server", "data-parallel")
-            or "workload.target_len = 128" in refused.value.message
-        )
+def test_scripts_on_our_executor_train_such_a_plan_with_a_model_of_transformers(plan: Plan, tmp_path: Path) -> None:
+    """The plan goes with a script that makes the model of a configuration; there is no built-in one to run."""
+    assert layout_obstacles(plan) == ()
+    assert [obstacle.place for obstacle in obstacles(plan)] == ["model"]
     path = tmp_path / "plan.json"
     path.write_text(dump(plan))
-    ran = call("emit", str(path), "--to", "torchrun", "--out", str(tmp_path / "job"))
-    assert ran.code == 3
-    assert "The executor cannot run workload.target_len = 128 yet" in " ".join(ran.err.split())
+    for target in ("torchrun", "mp-spawn", "mpirun", "ray", "slurm"):
+        folder = tmp_path / target
+        assert call("emit", str(path), "--to", target, "--out", str(folder)).code == 0
+        script = (folder / "train.py").read_text()
+        assert "AutoModelForSeq2SeqLM.from_config" in script
+        assert "make_model=make_model" in script
+        compile(script, "train.py", "exec")
+        assert load_plan(str(folder / "plan.json")).workload.target_len == 128
+
+
+OF_PAIRS = ("transformers", "accelerate", "deepspeed")
+"""Targets whose scripts train encoders with decoders, too."""
+
+
+def test_targets_of_frameworks_that_train_decoders_alone_name_the_field(plan: Plan) -> None:
+    """Files of three of them say how long a decoder's sequence is; the others refuse it by name."""
+    for emitter in (one for one in EMITTERS if one.coverage is not None):
+        said = " ".join(emitter.obstacles(plan))
+        assert (emitter.name in OF_PAIRS) == ("workload.target_len = 128" not in said), emitter.name
+
+
+@pytest.mark.parametrize("target", OF_PAIRS)
+def test_scripts_of_transformers_models_have_samples_of_two_lengths(target: str) -> None:
+    """As the plan says, or one where it says none; FSDP2, which tears the table that both halves have, is refused where it would do the work."""
+    options = Options()
+    plain, sharded = pair_plan(0), pair_plan(3)
+    for own in (plain, replace(plain, workload=replace(plain.workload, target_len=128))):
+        script = find_emitter(target).write(own, options)[PurePosixPath("train.py")]
+        compile(script, "train.py", "exec")
+        assert "AutoModelForSeq2SeqLM.from_config" in script
+        assert "AutoModelForCausalLM" not in script
+        assert 'workload.get("target_len", workload["seq_len"])' in script
+        assert not list(find_emitter(target).obstacles(own))
+    assert ("FSDP2" in " ".join(find_emitter(target).obstacles(sharded))) == (target != "deepspeed")
+
+
+def pair_plan(zero: int) -> Plan:
+    """A plan by hand for a small T5 on two ranks."""
+    layout = {"dp_shard": 2, "zero": zero} if zero else {"dp_replicate": 2}
+    return make_plan(shape_from_config(T5), seq_len=16, formats=FLOAT32, backend="nccl", **layout)
 
 
 SCRIPT = """torchrun --nproc-per-node 8 pretrain_t5.py --encoder-num-layers 12 --decoder-num-layers 12 --hidden-size 768 --num-attention-heads 12 \\

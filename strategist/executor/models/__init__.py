@@ -9,6 +9,7 @@ from strategist.executor.architecture import model_obstacles
 from strategist.executor.models.decoder import Decoder
 from strategist.executor.models.experts import Routing
 from strategist.executor.models.hugging_face import HuggingFaceCuts, is_known
+from strategist.executor.models.hugging_face_pairs import PairCuts, is_pair
 from strategist.executor.models.reference import ReferenceModel
 from strategist.executor.models.sequential import SequentialCuts
 from strategist.executor.obstacles import refuse
@@ -43,6 +44,8 @@ def splittable(model: nn.Module) -> Splittable | None:
         return model
     if isinstance(model, nn.Sequential):
         return SequentialCuts(model)
+    if is_pair(model):
+        return PairCuts(model)
     return HuggingFaceCuts(model) if is_known(model) else None
 
 

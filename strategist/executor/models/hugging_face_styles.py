@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
 
 from strategist.errors import ImpossibleError
@@ -98,6 +98,24 @@ class FusedHeads(ParallelStyle):
         module.split_size //= ranks
         attention: nn.Module = module
         return attention
+
+
+class OwnHeads(ParallelStyle):
+    """Tell attention that makes something for each of its heads, as T5's does for relative positions, how many of them are here."""
+
+    def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
+        module.n_heads //= device_mesh.size()
+        attention: nn.Module = module
+        return attention
+
+
+class CutLogitsBias(ParallelStyle):
+    """Leave each rank of a buffer `final_logits_bias` (1, V) what is added to its part of the logits."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        whole = module.get_buffer("final_logits_bias")
+        module.register_buffer("final_logits_bias", distribute_tensor(whole, device_mesh, (Shard(1),)))
+        return module
 
 
 class StackedExperts(ParallelStyle):
@@ -188,6 +206,8 @@ def _style(model: nn.Module, word: str) -> ParallelStyle:
         "in_out_rowwise": InOut(by_inputs=True),
         "fused_columns": InOut(count=3),
         "fused_heads": FusedHeads(),
+        "own_heads": OwnHeads(),
+        "cut_logits_bias": CutLogitsBias(),
     }
     if word not in styles:
         raise _unknown(model, repr(word), tuple(styles))

@@ -26,7 +26,7 @@ def pipeline_split(model: nn.Module, job: Job) -> nn.Module:
 
 
 def _check_layers(model: nn.Module, job: Job) -> None:
-    found, planned = require_splittable(model, "pp").layer_count(), job.plan.model.layers
+    found, planned = require_splittable(model, "pp").layer_count(), job.plan.model.depth
     if found != planned:
         raise StaleError(
             "FACTS_DIFFER",
