@@ -286,6 +286,9 @@ CASES += tuple(replace(case, name=f"moe-{case.name}", model=tiny_mixtral) for ca
 BY_NIGHT = (
     "tp2-zero1-replicas", "pp2-tp2-zero1", "uneven-zero1-tp2", "lora-hsdp", "lora-gpt-hsdp", "gpt-hsdp",
     "gpt-pp2-v2-fsdp2", "gpt-fsdp2-tp2",
+    "pp2-tp2-ddp2", "cp4-hierarchical-ddp2", "cp4-hierarchical-zero1", "cp8-hierarchical", "pp4-dual", "pp4-zbv", "pp4-bfs", "pp4-by-stage",
+    "hsdp-offload-nvme", "fsdp4-tiled-nvme", "hsdp-tiled", "hsdp-chunked", "pp2-zbv-tp2", "pp2-dual-tp2", "pp2-dual-ddp2", "pp2-zbv-ddp2",
+    "cp2-all-to-all-hsdp", "gpt-pp2-tp2", "gpt-pp2-zbv-zero1", "gpt-cp2-ring-tp2", "moe-tp2-ep4-zero1", "moe-ep2-zero1-4", "moe-pp2-tp2", "muon-tp2-ddp2",
     "muon-threads2", "muon-pp2-zero1", "muon-cp2-ring-fsdp2", "muon-pp2-tp2", "muon-gpt-tp2-fsdp2", "muon-pp2-fsdp2", "muon-hsdp",
     "moe-hsdp", "moe-cp2-ring-fsdp2", "moe-ep2-hsdp", "moe-pp2-ep2", "moe-ep2-cp2", "moe-ep2-etp2-sp",
     "moe-ep2-etp2", "moe-tp2-ep4", "moe-tp2-ep2-alone", "moe-ep2-ddp4", "moe-ep2-zero2-offload-optimizer", "moe-ep2-zero3-offload-nvme",
