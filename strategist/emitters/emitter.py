@@ -61,3 +61,10 @@ class Emitter:
             yield from () if self.coverage is None else self.coverage.obstacles(plan)
         except ImpossibleError as obstacle:
             yield obstacle.message
+
+
+def rewritten(text: str, instead: Mapping[str, str]) -> str:
+    """A script's text with other lines in place of some, one after the other."""
+    for stands, put in instead.items():
+        text = text.replace(stands, put)
+    return text

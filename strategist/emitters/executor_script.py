@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from strategist.document.plan import Plan
+from strategist.emitters.emitter import rewritten
 
 _SCRIPT = '''"""Train under plan.json on strategist's executor{how}.
 
@@ -63,9 +64,7 @@ def make_model() -> AutoModelForSeq2SeqLM:
 
 def script_of(plan: Plan, script: str) -> str:
     """A script for the plan's model: as it is, or for an encoder with a decoder with one of transformers, which the command names."""
-    for stands, instead in _PAIR.items() if plan.model.enc_layers else ():
-        script = script.replace(stands, instead)
-    return script
+    return rewritten(script, _PAIR) if plan.model.enc_layers else script
 
 
 def executor_script(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from strategist.document.plan import Plan
 from strategist.emitters.coverage import PAIR
+from strategist.emitters.emitter import rewritten
 
 OPTIMIZER = '''
 
@@ -162,9 +163,7 @@ _PAIR: Mapping[str, str] = {
 
 def script_of(plan: Plan, script: str) -> str:
     """A script for the plan's model: for decoders as it is."""
-    for stands, instead in _PAIR.items() if plan.model.kind == PAIR else ():
-        script = script.replace(stands, instead)
-    return script
+    return rewritten(script, _PAIR) if plan.model.kind == PAIR else script
 
 
 _TOOLS = (("fnmatch", "fnmatch"), ("functools", "partial"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Literal, TypeVar
 
 from strategist.document.sizing import Largest
@@ -31,7 +31,7 @@ def largest(
     """
     beyond = partial(_halved_and_beyond, named=named)
     find = _climbed_down if not is_ordered else beyond if what == "model-size" else halved
-    place, found = find(ladder, lambda value: _search(ask, value))
+    place, found = find(ladder, cache(partial(_search, ask)))  # what did not fit may be asked again from further up
     if found is None:
         raise NoPlanError(
             f"Not even a {what} of {ladder[0]:,} fits.", flag="--max", value=what, hint="Name larger machines."

@@ -4,6 +4,7 @@ and the words that start theirs."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
@@ -50,11 +51,18 @@ def one_process(model_folder: Path, optimizer: str = "adamw", steps: int = STEPS
         "adamw": partial(torch.optim.AdamW, betas=(0.9, 0.95), weight_decay=0.1),
         "sgd": partial(torch.optim.SGD, momentum=0.9),
     }[optimizer](model.parameters(), lr=RATE)
+    firsts = range(0, steps * batch, batch)
+    every = (torch.stack([sample(model.config.vocab_size, length, at + i) for i in range(batch)]) for at in firsts)
+    return trained_alone(model, update, ({"input_ids": tokens, "labels": tokens} for tokens in every))
+
+
+def trained_alone(
+    model: Any, update: torch.optim.Optimizer, batches: Iterable[Mapping[str, torch.Tensor]]
+) -> tuple[float, ...]:
+    """The loss of each batch, every one a step."""
     losses = []
-    for step in range(steps):
-        rows = [sample(model.config.vocab_size, length, step * batch + index) for index in range(batch)]
-        tokens = torch.stack(rows)
-        loss = model(input_ids=tokens, labels=tokens).loss
+    for batch in batches:
+        loss = model(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         update.step()

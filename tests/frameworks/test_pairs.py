@@ -4,6 +4,7 @@ process."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from strategist.document.plan import Plan
 from strategist.facts.model_config import shape_from_config
 from tests.executor.pair_configs import config_of
 from tests.frameworks.jobs import SEED, STEPS, trained
-from tests.frameworks.one_process import RATE, words_for
+from tests.frameworks.one_process import RATE, trained_alone, words_for
 from tests.plans import FLOAT32, make_plan
 
 INPUTS, TARGETS, BATCH = 16, 10, 8
@@ -53,20 +54,19 @@ def one_process(family: str, folder: Path) -> tuple[float, ...]:
     torch.manual_seed(SEED)
     model = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     update = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
-    losses = []
-    for step in range(STEPS):
-        rows = []
-        for index in range(step * BATCH, (step + 1) * BATCH):
-            source = torch.Generator().manual_seed(SEED * 1_000_003 + index)
-            rows.append([torch.randint(64, (length,), generator=source) for length in (INPUTS, TARGETS)])
-        inputs, labels = (torch.stack(tokens) for tokens in zip(*rows, strict=True))
-        loss = model(input_ids=inputs, labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        update.step()
-        update.zero_grad()
-        losses.append(loss.item())
-    return tuple(losses)
+    return trained_alone(model, update, (_batch(range(at, at + BATCH)) for at in range(0, STEPS * BATCH, BATCH)))
+
+
+def _batch(indices: Iterable[int]) -> dict[str, Any]:
+    """The synthetic pairs at some indices, as the emitted scripts promise them."""
+    import torch
+
+    rows = []
+    for index in indices:
+        source = torch.Generator().manual_seed(SEED * 1_000_003 + index)
+        rows.append([torch.randint(64, (length,), generator=source) for length in (INPUTS, TARGETS)])
+    inputs, labels = (torch.stack(tokens) for tokens in zip(*rows, strict=True))
+    return {"input_ids": inputs, "labels": labels}
 
 
 @pytest.mark.parametrize(("target", "family", "layout"), CASES)
