@@ -295,7 +295,7 @@ def _too_large(given: Given, says: Says, reader: Reader, layout: Layout, found: 
         "memory",
         peak=format_gib(found.memory.worst.device),
         usable=format_gib(found.memory.usable_bytes),
-        over=format_gib(found.over_bytes),
+        shortfall=found.shortfall,
         terms=", ".join(f"{term.name} {format_gib(term.bytes)}" for term in terms),
         fix=f"It fits with {words}."
         if change

@@ -26,8 +26,9 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One layout, judged. `framework` names the profile whose kernels, formats and habits count; `over_bytes` is what the
-    peak exceeds the usable memory by (0 when it fits); an illegal layout is priced as if it could run."""
+    """One layout, judged. `framework` names the profile whose kernels, formats and habits count; `shortfall` says
+    what a layout that does not fit lacks (empty where it fits), and `over_bytes` is what the peak exceeds the usable memory of a device
+    by (0 where only the host's is too small); an illegal layout is priced as if it could run."""
 
     format: Literal["strategist-prediction/1"] = "strategist-prediction/1"
     made_by: str
@@ -42,6 +43,7 @@ class Prediction:
     legal: bool
     violations: tuple[Violation, ...]
     fits: bool
+    shortfall: str
     over_bytes: int
     memory: MemoryLedger
     time: TimeLedger

@@ -18,12 +18,11 @@ from strategist.facts.model import layer_counts
 from strategist.facts.profile import find_profile, with_gradients
 from strategist.facts.resolved import Assumption
 from strategist.facts.runs import OF_CHUNKS, V_SHAPED
-from strategist.memory.estimate import peak_memory
 from strategist.planner.check import share_faults
 from strategist.planner.depth import with_depths
 from strategist.planner.search import FRONTEND, Frontend
 from strategist.planner.situation import one, question
-from strategist.planner.weigh import fits
+from strategist.planner.weigh import lacking
 from strategist.planner.write import (
     memory_ledger,
     mesh_of,
@@ -62,7 +61,6 @@ def predict(
     candidate = with_depths(job, one(**filled(job, {pin.key: pin.value for pin in pins})))
     _has_drives(job, candidate)
     asked, job = job, own_job(job, candidate)
-    peaks = peak_memory(job, candidate)
     violations = (
         *broken(job, candidate, load_rules("legality", rule_folders)),
         *(() if frontend is None else _unsaid(frontend, asked, candidate)),
@@ -70,12 +68,7 @@ def predict(
     return _prediction(
         job,
         strategy_of(job, candidate.row(0)),
-        Cost(
-            candidate,
-            step_times(job, candidate),
-            memory_ledger(job, candidate),
-            bool(fits(job, candidate, peaks.device, peaks.host)[0]),
-        ),
+        Cost(candidate, step_times(job, candidate), memory_ledger(job, candidate), lacking(job, candidate)),
         violations,
         assumptions=assumptions,
         hints=hints,
@@ -101,7 +94,7 @@ class Cost(NamedTuple):
     candidate: Candidates
     times: StepTimes
     memory: MemoryLedger
-    fits: bool
+    shortfall: str
 
 
 def _prediction(
@@ -126,11 +119,12 @@ def _prediction(
         strategy=strategy,
         legal=not violations,
         violations=violations,
-        fits=cost.fits,
+        fits=not cost.shortfall,
+        shortfall=cost.shortfall,
         over_bytes=max(0, memory.worst.device - memory.usable_bytes),
         memory=memory,
         time=time_ledger(job, cost.times, 0),
-        hints=(*hints, *near_the_limit(job, memory, fits=cost.fits), *outside_known_errors(job)),
+        hints=(*hints, *near_the_limit(job, memory, fits=not cost.shortfall), *outside_known_errors(job)),
     )
 
 
@@ -170,7 +164,7 @@ def _predict_uneven(plan: Plan) -> Prediction:
     return _prediction(
         job,
         replace(strategy_of(job, split.candidate.row(0)), uneven_batch=split.shares),
-        Cost(split.candidate, split.times, memory_ledger(*split.tightest), split.fits),
+        Cost(split.candidate, split.times, memory_ledger(*split.tightest), lacking(*split.tightest)),
         tuple(broken(job, split.candidate, load_rules("legality"))),
         assumptions=plan.assumptions,
     )

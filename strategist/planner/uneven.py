@@ -53,14 +53,13 @@ class Speed:
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
     """An uneven batch in one layout (a single row; its accumulation is the largest): the shares by kind, times and ledger of the step of
-    the kind that is last, and the kind with the least room, as its job and its row; whether it fits there. `devices` are the names of
+    the kind that is last, and the kind with the least room, as its job and its row. `devices` are the names of
     the kinds."""
 
     candidate: Candidates
     shares: tuple[Share, ...]
     times: StepTimes
     tightest: tuple[Job, Candidates]
-    fits: bool
     devices: tuple[str, ...]
 
     @property
@@ -278,7 +277,6 @@ def priced(job: Job, candidate: Candidates, micro_batches: Sequence[int]) -> Spl
         shares=tuple(Share(replicas=r, micro_batches=m) for r, m in zip(replicas, micro_batches, strict=True)),
         times=max(times, key=lambda found: int(found.step[0])),
         tightest=(own[tightest], rows[tightest]),
-        fits=rooms[tightest] >= 0,
         devices=tuple(kind.cluster.smallest.title for kind in own),
     )
 

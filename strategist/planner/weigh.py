@@ -107,6 +107,14 @@ def shortfall(job: Job, device: int, host: int) -> str:
     return f"no drive of {bare.name} is known"
 
 
+def lacking(job: Job, candidate: Candidates) -> str:
+    """What the only row of `candidate` lacks to fit, in words; empty where it fits."""
+    peaks = peak_memory(job, candidate)
+    if fits(job, candidate, peaks.device, peaks.host)[0]:
+        return ""
+    return shortfall(job, int(peaks.device[0]), int(peaks.host[0]))
+
+
 def host_bytes_per_device(job: Job) -> int:
     """Host memory that offloading may use per device: nine tenths of the poorest node's, shared evenly; 0 if unknown. Of devices that share
     it with their host all that they may use themselves, which is the same memory."""

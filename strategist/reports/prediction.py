@@ -51,5 +51,6 @@ def _verdicts(found: Prediction, width: int) -> Iterator[Line]:
     if found.fits:
         yield from wrapped("  fits", f"yes: {usable} are usable", width, indent=INDENT, label_style="good")
     else:
-        over = f"over the usable {usable} by {format_gib(found.over_bytes)}" if found.over_bytes else "host memory is too small for what is offloaded"  # fmt: skip
-        yield from wrapped("  OOM", over, width, indent=INDENT, style="bad", label_style="bad")
+        yield from wrapped(
+            "  OOM", f"{usable} are usable; {found.shortfall}", width, indent=INDENT, style="bad", label_style="bad"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from strategist.facts.workload import METHODS, OPTIMIZERS, PRECISIONS
 from strategist.planner.predict import predict_plan
 from strategist.rulebook.rule import load_rules
 from strategist.timing.rates import peak_FLOPs
+from strategist.units import format_gib
 from tests.cli.harness import call, plan_file
 from tests.strategies import CI
 
@@ -237,6 +239,21 @@ def test_a_layout_that_does_not_fit_says_by_how_much() -> None:
     found = predict("llama-3.1-70b", MACHINES, strategy="dp=16", global_batch=16)
     assert found.legal and not found.fits
     assert found.over_bytes == found.memory.worst.device - found.memory.usable_bytes > 0
+    assert found.shortfall == f"over by {format_gib(found.over_bytes)}"
+
+
+def test_a_layout_that_does_not_fit_its_host_says_by_how_much() -> None:
+    """What is offloaded and the room for it, where the device itself has room."""
+    found = predict(
+        "llama-3.1-405b",
+        "dgx-a100-80gb",
+        strategy="dp_shard=8,zero=3,offload=parameters,recompute=full",
+        global_batch=8,
+    )
+    assert (found.fits, found.over_bytes) == (False, 0)
+    assert re.fullmatch(
+        r"offloading takes \d+ GiB of host memory per device, and \d+ GiB are free for it", found.shortfall
+    )
 
 
 @pytest.mark.parametrize(
