@@ -19,6 +19,16 @@ from strategist.timing.intervals import Interval
 from strategist.units import counted, plain_text
 
 INDENT = 14
+OF_A_ROW = (
+    "predicted_step_s",
+    "low_s",
+    "high_s",
+    "measured_step_s",
+    "predicted_peak_bytes",
+    "predicted_fits",
+    "measured_oom",
+)
+"""What the document says of a run beside its name; null where it has no prediction, and `skipped` says why."""
 REASONS = 24
 """How many reasons why rows have no prediction are told apart."""
 LISTED = 5
@@ -55,8 +65,7 @@ def _unread(judged: Sequence[Judged]) -> tuple[str, ...]:
 def _row(one: Judged, near: tuple[Near, ...]) -> dict[str, Any]:
     """One run: what is predicted, or null and the reason in `skipped`."""
     if one.case is None:
-        nothing = dict.fromkeys(("predicted_step_s", "low_s", "high_s", "measured_step_s", "predicted_peak_bytes"))
-        return {"id": one.run["id"], **nothing, "skipped": one.skipped}
+        return {"id": one.run["id"], **dict.fromkeys(OF_A_ROW), "skipped": one.skipped}
     bounds = _interval(one, near)
     return {
         "id": one.run["id"],
@@ -65,6 +74,8 @@ def _row(one: Judged, near: tuple[Near, ...]) -> dict[str, Any]:
         "high_s": one.step_s * bounds.high,
         "measured_step_s": one.measured_s or None,
         "predicted_peak_bytes": one.peak_bytes,
+        "predicted_fits": one.fits,
+        "measured_oom": one.case.measured.is_oom,
         "skipped": None,
     }
 

@@ -196,6 +196,16 @@ def test_runs_inside_their_intervals_are_counted(tmp_path: Path) -> None:
     assert [one["measured_step_s"] for one in call("accuracy", path, "--json").document["rows"]] == list(times)
 
 
+def test_every_row_says_both_verdicts_on_memory(tmp_path: Path) -> None:
+    """Whether it is predicted to fit and whether it went out of memory, which the counts of its group rest on."""
+    path = runs_file(tmp_path, RUN, {**RUN, "id": "large", "step_time_s": "", "oom": "true", "micro_batch_seqs": "4096", "global_batch_seqs": "32768"}, {**RUN, "id": "lacking", "model": "Mistral-7B"})  # fmt: skip
+    found = {
+        row["id"]: (row["predicted_fits"], row["measured_oom"])
+        for row in call("accuracy", path, "--json").document["rows"]
+    }
+    assert found == {RUN["id"]: (True, False), "large": (False, True), "lacking": (None, None)}
+
+
 @pytest.mark.parametrize(
     ("column", "typed", "typeset"),
     [
