@@ -111,13 +111,21 @@ def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int, inputs: int
     if kind.mixer not in ("attention", "sliding", "mla"):
         return 0.0
     span = keys_met(shape, kind, seq_len)
-    causal = 1.0 - span / (2.0 * seq_len) if shape.kind in ("decoder", "hybrid") else 1.0
+    causal = 1.0 - span / (2.0 * seq_len) if shape.kind in _CAUSAL else 1.0
     if shape.mla is not None and kind.mixer == "mla":
         width = shape.heads * (shape.mla.qk_nope + shape.mla.qk_rope + shape.mla.v_dim)
     else:
         width = 2 * shape.heads * shape.head_dim
     cross = 2.0 * shape.heads * shape.head_dim * (inputs or seq_len) * 2.0 if kind.cross else 0.0
     return 2.0 * span * causal * width + cross
+
+
+_CAUSAL = ("decoder", "hybrid")
+
+
+def is_masked(shape: ModelShape, kind: LayerKind, seq_len: int) -> bool:
+    """Whether the queries of a layer meet some of the keys alone: those behind them, or those of a window."""
+    return shape.kind in _CAUSAL or keys_met(shape, kind, seq_len) < seq_len
 
 
 def keys_met(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:

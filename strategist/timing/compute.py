@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from strategist.facts.adapters import TARGETS
-from strategist.facts.attention import attention_FLOP, keys_met, normed_heads, normed_latents
+from strategist.facts.attention import attention_FLOP, is_masked, keys_met, normed_heads, normed_latents
 from strategist.facts.convolutions import blocks
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
@@ -309,7 +309,7 @@ def attention_family(job: Job, gpu: Gpu, kind: LayerKind) -> str:
 def _attention_rate(job: Job, gpu: Gpu, kind: LayerKind, family: str, passes: Passes) -> float:
     """FLOP/s that a kernel reaches over one layer's rows and width of heads."""
     name = f"{family}_{passes}_share"
-    filled = _filled(job, kind, gpu) * _wide(job.model.head_dim, share(f"{family}_half_width", gpu))
+    filled = _filled(job, kind, gpu, passes) * _wide(job.model.head_dim, share(f"{family}_half_width", gpu))
     return _half_peak(job, gpu) * share(name, gpu) * kept_share(name, gpu) * filled
 
 
@@ -327,16 +327,20 @@ def _half_peak(job: Job, gpu: Gpu) -> float:
     return wide.get(job.workload.precision, gpu.bf16_FLOPs or gpu.fp16_FLOPs) or 1.0
 
 
-def _filled(job: Job, kind: LayerKind, gpu: Gpu) -> float:
-    """The share of the long-sequence rate that a kernel reaches: short rows end in half-empty tiles and few blocks."""
-    span = keys_met(job.model, kind, length_of(job, kind))
+def _filled(job: Job, kind: LayerKind, gpu: Gpu, passes: Passes) -> float:
+    """The share of the long-sequence rate that a kernel reaches: short rows end in half-empty tiles and few blocks, in backward the
+    more so where a mask cuts tiles (docs/decisions/0222)."""
+    own = length_of(job, kind)
+    span = keys_met(job.model, kind, own)
+    half = share(_HALF_LENGTH[passes if is_masked(job.model, kind, own) else "forward"], gpu)
     if (
         kind.cross
     ):  # each of two kernels takes (keys + half length) / keys of its time: together as one over the mean of their keys
         span = (span + job.workload.seq_len) / 2.0
-    return span / (span + share("attention_half_length", gpu))
+    return span / (span + half)
 
 
+_HALF_LENGTH: Mapping[Passes, str] = {"forward": "attention_half_length", "backward": "attention_backward_half_length"}
 _MEASURED_WIDTH = 128.0
 """Width of a head in the benchmarks that shares of attention come from."""
 

@@ -188,15 +188,18 @@ def _attention(job: Job, layout: Layout, kind: LayerKind) -> Pass:
         }
         name = calls.get(how, how)
         half, (own, inputs) = share("attention_half_length", gpu), lengths(job, kind)
-        span = _span(job.model, kind, own)
+        span, half_again = _span(job.model, kind, own), half
         if kind.cross:  # each kernel at its own rate
             peak *= (own + inputs) / (own + half + inputs + half)
         else:
             peak *= span / (span + half)
+            if job.model.kind in ("decoder", "hybrid") or span < own:
+                half_again = share("attention_backward_half_length", gpu)
+        slower = (span + half_again) / (span + half)
         half, own = share(f"{name}_half_width", gpu), min(job.model.head_dim, 128)
         peak *= (own / (own + half)) / (128 / (128 + half))
         forward = flop / (peak * kept(f"{name}_forward_share", gpu))
-        backward = 2.5 * flop / (peak * kept(f"{name}_backward_share", gpu))
+        backward = slower * 2.5 * flop / (peak * kept(f"{name}_backward_share", gpu))
     return Pass(forward, backward, redone(job, layout, "attention") * forward)
 
 
