@@ -227,9 +227,8 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
     document |= sections[engine](plan) if engine in sections else {}
     if engine != "DEEPSPEED":  # whose own file says it, and may not be contradicted
         document["mixed_precision"] = MIXED_PRECISION[plan.strategy.formats.compute]
-    if (
-        plan.mesh.tp > 1
-    ):  # ranks of other samples, and those that share them; how they share weights says distributed.json
+    if plan.mesh.tp > 1:
+        # Ranks of other samples, and those that share them; how they share weights says distributed.json.
         document["parallelism_config"] = {
             "parallelism_config_dp_shard_size": plan.mesh.data_parallel,
             "parallelism_config_tp_size": plan.mesh.tp,

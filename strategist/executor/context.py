@@ -143,9 +143,8 @@ class RingAttention(torch.autograd.Function):
             keys, values = both = travelling.arrived()
             if step < ranks - 1:
                 travelling = Travelling(both, group)
-            if (
-                step <= index
-            ):  # from a rank before this one: its front lies before all tokens here, its back behind them
+            if step <= index:
+                # From a rank before this one: its front lies before all tokens here, its back behind them.
                 _merge(total, lse, *kernel_of(q).forward(q, keys[:, :, :half], values[:, :, :half], False))
             else:
                 _merge(

@@ -317,9 +317,8 @@ def with_habits(
     keeping = profile.keeping
     if kernels == "compiled":  # what is bound by memory is computed again in backward, inside the kernels that need it
         keeping = replace(keeping, activated=False, rms_bytes=0.0)
-    if (
-        kernels == "eager-composite" and profile.kernels.name == "compiled"
-    ):  # nothing is computed again in backward then
+    if kernels == "eager-composite" and profile.kernels.name == "compiled":
+        # Nothing is computed again in backward then.
         keeping = find_keeping("eager")
     found = profile.kernels if kernels is None else find_kernels(kernels)
     own = (

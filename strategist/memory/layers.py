@@ -136,9 +136,8 @@ class Layers:
         again = np.where(sequence_cut(c) > 1, whole + 2.0 * residual_C(job, c, whole=False) * longest, 0.0)
         given = (whole + again)[:, None]
         moe, is_ours = job.model.moe, job.profile.keeping.name == OURS
-        if (
-            is_ours and moe is not None and not moe.shared_ffn
-        ):  # whole experts give each rank the sum for its own tokens
+        if is_ours and moe is not None and not moe.shared_ffn:
+            # Whole experts give each rank the sum for its own tokens.
             given = np.where(routed_cut(c) > 1, residual_C(job, c, whole=False), whole + again)[:, None]
         if not self._goes_into_relu:
             return given

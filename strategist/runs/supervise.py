@@ -260,9 +260,8 @@ class _Attempt:
 
     def _answer(self, ends: dict[int, int]) -> None:
         """After a request to end: say how it was met."""
-        if (
-            self.launch.saves and set(ends.values()) == {SAVED} and len(self.asked) <= 1
-        ):  # none when somebody asked the ranks themselves
+        if self.launch.saves and set(ends.values()) == {SAVED} and len(self.asked) <= 1:
+            # None when somebody asked the ranks themselves.
             step = checkpoints_in(self.launch.folder.checkpoints)[0].step
             raise InterruptError(
                 "INTERRUPTED",

@@ -333,9 +333,8 @@ def _filled(job: Job, kind: LayerKind, gpu: Gpu, passes: Passes) -> float:
     own = length_of(job, kind)
     span = keys_met(job.model, kind, own)
     half = share(_HALF_LENGTH[passes if is_masked(job.model, kind, own) else "forward"], gpu)
-    if (
-        kind.cross
-    ):  # each of two kernels takes (keys + half length) / keys of its time: together as one over the mean of their keys
+    if kind.cross:
+        # Each of two kernels takes (keys + half length) / keys of its time: together as one over the mean of their keys.
         span = (span + job.workload.seq_len) / 2.0
     return span / (span + half)
 

@@ -118,9 +118,8 @@ def _unit_calls(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]
     ends = int(stage == 0) + int(stage == last_stage(layout) and not both)
     kept = 1.0 / layout["accumulation"] if layout["pp"] > 1 else 1.0  # a pipeline gathers and reduces once a step
     gathers, again = (1.0, 1.0) if layout["zero"] == 3 else (0.0 if job.profile.stays_whole else kept, 0.0)
-    if (
-        job.profile.kernels.hooks_again and layout["recompute"] == "full"
-    ):  # hooks of a layer's modules run whenever it does
+    if job.profile.kernels.hooks_again and layout["recompute"] == "full":
+        # Hooks of a layer's modules run whenever it does.
         layers_again = sum(computed_again(job, layout, stage, len(kinds)))
     else:
         layers_again = 0
