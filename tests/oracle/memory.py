@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import compress
 from math import ceil, inf
 from statistics import fmean
@@ -14,9 +14,9 @@ from statistics import fmean
 from strategist.catalog import rows
 from strategist.facts.job import Job
 from strategist.facts.layers import build_layer
-from strategist.facts.model import LayerKind, layer_counts
+from strategist.facts.model import LayerKind, ModelShape, layer_counts
 from strategist.facts.profile import BYTES
-from strategist.memory.saved import OURS, habits_of, saved_tensors
+from strategist.memory.saved import OURS, Saved, habits_of, saved_tensors
 from tests.oracle import adapters, compression, convolutions, served, turned
 from tests.oracle.held_whole import whole_weights
 from tests.oracle.parameters import (
@@ -113,22 +113,51 @@ def _bytes_of(
             for side in ("none", "full")
         )
         return sum(sides) / 2
-    sp = sequence_cut(layout)
-    ways = {"sequence": sp, "heads": layout["tp"], "whole": 1, "dispatched": max(1, sp // layout["etp"])}
-    ways["exchanged"] = layout["tp"] if layout["context_parallel"] in ("all-to-all", "hierarchical") else inf
-    ways["regathered"] = 1 if ways["dispatched"] > 1 else inf
-    ways["summed"] = sp if layout["tp"] > 1 and ways["dispatched"] == 1 else inf
+    cuts = (sequence_cut(layout), layout["tp"], layout["etp"], layout["context_parallel"])
     total = 0.0
-    for tensor in saved_tensors(job.model, kind, habits_of(job)):
-        if (tensor.cut_only and layout["tp"] == 1) or (wanted is _used and tensor.part == "rest"):
+    for tensor, size in _weighed(job, kind, *cuts, is_plain(job, layout), busiest(job, layout)):
+        if wanted is _used and tensor.part == "rest":
             continue
         if named is not None and not named(tensor.name):
             continue
         if wanted(tensor.policies, policy) and (not parts or tensor.part in parts):
-            size = 4 if tensor.is_float32 else 1 if tensor.is_float8 else BYTES[job.formats.compute]
-            way = ways[tensor.cut] if tensor.cut != "autocast" else 1 if is_plain(job, layout) else inf
-            total += tensor.width * size / way * (busiest(job, layout) if tensor.arrives else 1)
+            total += size
     return total * tokens(job, layout)
+
+
+@lru_cache(maxsize=4096)
+def _weighed(
+    job: Job, kind: LayerKind, sp: int, tp: int, etp: int, context_parallel: str, is_plain: bool, busy: float
+) -> tuple[tuple[Saved, float], ...]:
+    """The rows of a layer and the bytes that a rank has of each for one token, kept because an instant asks for them again and again."""
+    ways = {
+        "sequence": sp,
+        "heads": tp,
+        "whole": 1,
+        "dispatched": max(1, sp // etp),
+        "autocast": 1 if is_plain else inf,
+    }
+    ways["exchanged"] = tp if context_parallel in ("all-to-all", "hierarchical") else inf
+    ways["regathered"] = 1 if ways["dispatched"] > 1 else inf
+    ways["summed"] = sp if tp > 1 and ways["dispatched"] == 1 else inf
+    found = []
+    for tensor in saved_tensors(job.model, kind, habits_of(job)):
+        if not (tensor.cut_only and tp == 1):
+            size = 4 if tensor.is_float32 else 1 if tensor.is_float8 else BYTES[job.formats.compute]
+            found.append((tensor, tensor.width * size / ways[tensor.cut] * (busy if tensor.arrives else 1)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _sizes(shape: ModelShape, kind: LayerKind, tp: int, etp: int, ep: int) -> tuple[tuple[str, float], ...]:
+    """The matrices of a layer by name and the elements that a rank has of each, kept for the same reason."""
+    found = []
+    for m in build_layer(shape, kind).matrices:
+        if m.is_expert:
+            found.append((m.name, -(-m.copies // ep) * matrix_elements(replace(m, copies=1), etp, 1)))
+        else:
+            found.append((m.name, matrix_elements(m, tp, 1)))
+    return tuple(found)
 
 
 def _kept(policies: tuple[str, ...], policy: str) -> bool:
@@ -1001,16 +1030,8 @@ class Stage:
         return self.stream + (self.whole if sequence_cut(self.a) > 1 else 0.0)
 
     def _elements(self, kind: LayerKind, chosen: Callable[[str], bool]) -> float:
-        total = 0.0
-        for m in build_layer(self.job.model, kind).matrices:
-            if chosen(m.name):
-                cut = self.a["etp"] if m.is_expert else self.a["tp"]
-                if m.is_expert:
-                    one = replace(m, copies=1)
-                    total += -(-m.copies // self.a["ep"]) * matrix_elements(one, cut, 1)
-                else:
-                    total += matrix_elements(m, cut, 1)
-        return total / self.a["tiling"]
+        sizes = _sizes(self.job.model, kind, self.a["tp"], self.a["etp"], self.a["ep"])
+        return sum(size for name, size in sizes if chosen(name)) / self.a["tiling"]
 
     def _layer_ats(self, kind: LayerKind) -> list[LayerAt]:
         """The instants of one layer of a sort. A decoder's layer has streams of its own tokens, and beside it lies the gradient of what
