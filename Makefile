@@ -29,7 +29,7 @@ test-frameworks-hf: $(FRAMEWORKS)/hf/stamp  ## the first of these environments a
 	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py pairs.py splits.py slurm.py) -W ignore --write-proofs hf
 
 test-hf: $(FRAMEWORKS)/hf/stamp    ## what continuous integration runs of it: without Slurm, mpirun and cases made of others, and nothing is written
-	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py pairs.py splits.py) -W ignore -k "not mpirun" -m "not nightly"
+	$(FRAMEWORKS)/hf/bin/python -m pytest -n 2 --dist=worksteal $(addprefix tests/frameworks/test_,parsed.py trained.py pairs.py splits.py) -W ignore -k "not mpirun" -m "not nightly"
 
 # Frameworks of folders that CHECKOUTS holds, called like their repositories: Megatron-LM, nanotron, byteps.
 test-frameworks-checkouts: $(FRAMEWORKS)/frozen/stamp  ## with CHECKOUTS=FOLDER: frameworks that no registry has
