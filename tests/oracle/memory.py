@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import compress
 from math import ceil, inf
 from statistics import fmean
@@ -114,21 +114,51 @@ def _bytes_of(
         )
         return sum(sides) / 2
     cuts = (sequence_cut(layout), layout["tp"], layout["etp"], layout["context_parallel"])
+    rows = _weighed(job, kind, *cuts, is_plain(job, layout), busiest(job, layout))
+    return _added_up(rows, policy, wanted, parts, named) * tokens(job, layout)
+
+
+@lru_cache(maxsize=4096)
+def _one(job: Job) -> Job:
+    """The first job that was equal to this, and its model: what is kept by either then compares no fact of them."""
+    return replace(job, model=_one_model(job.model))
+
+
+@lru_cache(maxsize=4096)
+def _one_model(shape: ModelShape) -> ModelShape:
+    return shape
+
+
+class Rows(tuple[tuple[Saved, float], ...]):
+    """Rows of a layer that are asked for as one and the same thing, so that no row is compared."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+@lru_cache(maxsize=1 << 16)
+def _added_up(
+    rows: Rows, policy: str, wanted: Wanted, parts: tuple[str, ...], named: Callable[[str], bool] | None
+) -> float:
+    """Bytes for one token of the rows that are wanted, kept because passes and instants ask for them again and again."""
     total = 0.0
-    for tensor, size in _weighed(job, kind, *cuts, is_plain(job, layout), busiest(job, layout)):
+    for tensor, size in rows:
         if wanted is _used and tensor.part == "rest":
             continue
         if named is not None and not named(tensor.name):
             continue
         if wanted(tensor.policies, policy) and (not parts or tensor.part in parts):
             total += size
-    return total * tokens(job, layout)
+    return total
 
 
 @lru_cache(maxsize=4096)
 def _weighed(
     job: Job, kind: LayerKind, sp: int, tp: int, etp: int, context_parallel: str, is_plain: bool, busy: float
-) -> tuple[tuple[Saved, float], ...]:
+) -> Rows:
     """The rows of a layer and the bytes that a rank has of each for one token, kept because an instant asks for them again and again."""
     ways = {
         "sequence": sp,
@@ -145,7 +175,7 @@ def _weighed(
         if not (tensor.cut_only and tp == 1):
             size = 4 if tensor.is_float32 else 1 if tensor.is_float8 else BYTES[job.formats.compute]
             found.append((tensor, tensor.width * size / ways[tensor.cut] * (busy if tensor.arrives else 1)))
-    return tuple(found)
+    return Rows(found)
 
 
 @lru_cache(maxsize=4096)
@@ -158,6 +188,12 @@ def _sizes(shape: ModelShape, kind: LayerKind, tp: int, etp: int, ep: int) -> tu
         else:
             found.append((m.name, matrix_elements(m, tp, 1)))
     return tuple(found)
+
+
+@lru_cache(maxsize=1 << 16)
+def _chosen(shape: ModelShape, kind: LayerKind, tp: int, etp: int, ep: int, chosen: Callable[[str], bool]) -> float:
+    """Elements that a rank has of some matrices of a layer."""
+    return sum(size for name, size in _sizes(shape, kind, tp, etp, ep) if chosen(name))
 
 
 def _kept(policies: tuple[str, ...], policy: str) -> bool:
@@ -230,9 +266,11 @@ class Stage:
         self, job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], at: Around, *, others: bool = False
     ) -> None:
         """Where layers of two policies lie there, those of the policy that the last one has, or the `others`."""
+        job = _one(job)
         again = computed_again(job, layout, stage, len(kinds))
         self.is_partly = any(again) and not all(again)
         self.made_from = job, layout, stage, kinds, at
+        self.ats: dict[LayerKind, list[LayerAt]] = {}
         asked, are_again = layout, any(again) and again[-1] != others
         if not are_again:
             layout = {**layout, "recompute": "none"}
@@ -1030,12 +1068,16 @@ class Stage:
         return self.stream + (self.whole if sequence_cut(self.a) > 1 else 0.0)
 
     def _elements(self, kind: LayerKind, chosen: Callable[[str], bool]) -> float:
-        sizes = _sizes(self.job.model, kind, self.a["tp"], self.a["etp"], self.a["ep"])
-        return sum(size for name, size in sizes if chosen(name)) / self.a["tiling"]
+        return _chosen(self.job.model, kind, self.a["tp"], self.a["etp"], self.a["ep"], chosen) / self.a["tiling"]
 
     def _layer_ats(self, kind: LayerKind) -> list[LayerAt]:
-        """The instants of one layer of a sort. A decoder's layer has streams of its own tokens, and beside it lies the gradient of what
-        the encoder gave."""
+        """The instants of one layer of a sort, the same for each layer of it. A decoder's layer has streams of its own tokens, and
+        beside it lies the gradient of what the encoder gave."""
+        if kind not in self.ats:
+            self.ats[kind] = self._ats_of(kind)
+        return self.ats[kind]
+
+    def _ats_of(self, kind: LayerKind) -> list[LayerAt]:
         if not kind.cross:
             return self._ats(kind)
         decoder = copy(self)
@@ -1067,7 +1109,7 @@ class Stage:
         through = convolutions.are_through(self.job.model, kind, self.mine)
         gradients = 2 * self.T * self.c * convolutions.result(convolutions.of(self.job.model, kind))
         freed = sum(self._rows(each, _kept) for each in through)
-        weights = sum(self._elements(each, lambda _name: True) for each in through)
+        weights = sum(self._elements(each, _is_any) for each in through)
         return LayerAt(gradients + self._rows(kind, _again), freed, weights)
 
     def _experts_before(self, kind: LayerKind) -> LayerAt:
@@ -1085,7 +1127,7 @@ class Stage:
         """When the last matrix of shared experts has its gradient, and behind their activation."""
 
         def of(wanted: Wanted, name: str) -> float:
-            return _bytes_of(self.job, self.a, kind, wanted, named=lambda own: own == name)
+            return _bytes_of(self.job, self.a, kind, wanted, named=_is(name))
 
         moe, own_part = self.job.model.moe, self.whole / self.own_tokens
         gate = own_part if moe and moe.shared_gate else 0.0
@@ -1095,7 +1137,7 @@ class Stage:
         freed = self._rows(kind, _used) + (of(_kept, "shared_result") if is_weighed else 0.0)
         back = self._rows(kind, _again) - of(_again, "shared_result") - again
         joined, casts = self.whole if self.own_tokens > 1 else 0.0, self.plain and self.casts
-        down = self._elements(kind, lambda name: name == "shared_down")
+        down = self._elements(kind, _is("shared_down"))
         last = stream + gate + joined + kept + again + back + (0.0 if casts else again)
         times = 3 if self.job.model.mlp_gated else 2
         inside = stream + times * (kept + again) + back
@@ -1107,8 +1149,8 @@ class Stage:
     def _shared_are_through(self, kind: LayerKind) -> tuple[float, float, float]:
         """Shared experts go backward first: elements with a gradient, bytes of the gradient of their inputs, kept bytes gone."""
         moe = self.job.model.moe
-        shared = self._elements(kind, lambda name: name.startswith("shared"))
-        through = _bytes_of(self.job, self.a, kind, _kept_anyway, named=lambda name: not _is_of_routed(name))
+        shared = self._elements(kind, _is_shared)
+        through = _bytes_of(self.job, self.a, kind, _kept_anyway, named=_is_not_of_routed)
         return shared, self.whole / self.own_tokens * bool(moe and moe.shared_ffn), through
 
     def _experts_behind(self, kind: LayerKind) -> LayerAt:
@@ -1116,10 +1158,10 @@ class Stage:
         moe = self.job.model.moe
         streams = self._came() + self.whole / self.own_tokens * bool(moe and moe.shared_ffn)
         matrices = 3 if self.job.model.mlp_gated else 2
-        routed = self._elements(kind, lambda name: name.startswith("expert"))
+        routed = self._elements(kind, _is_expert)
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer", "ffn")
         back = self._rows(kind, _again, "mixer", "exchanged", "ffn")
-        shared = self._elements(kind, lambda name: name.startswith("shared"))
+        shared = self._elements(kind, _is_shared)
         return LayerAt(streams + self.stream + self.c * routed + back, freed, shared, routed / matrices)
 
     def _one_expert(self, kind: LayerKind) -> LayerAt:
@@ -1129,7 +1171,7 @@ class Stage:
         width = moe.ffn / a["etp"] / experts if moe else 0.0
         one, every = self.T * width * self.c * copies / self.own_tokens * busiest(self.job, a), self._came()
         matrices = 3 if shape.mlp_gated else 2
-        own = self.c * self._elements(kind, lambda name: name.startswith("expert")) / matrices / experts
+        own = self.c * self._elements(kind, _is_expert) / matrices / experts
         kept = a["recompute"] == "none"
         temporaries = matrices * one + own + self.stream + (every if experts > 1 else 0.0)
         back = _bytes_of(self.job, self.a, kind, _again, named=_is_of_routed)
@@ -1146,7 +1188,7 @@ class Stage:
         one = given / count
         product = one * (moe.ffn / (moe.latent or shape.hidden) / a["etp"] if moe else 0.0)
         works = 2 * one + product if shape.mlp_gated else one + product
-        own = self.c * self._elements(kind, lambda name: name.startswith("expert")) / count
+        own = self.c * self._elements(kind, _is_expert) / count
         kept, used, again = (
             _bytes_of(self.job, a, kind, wanted, named=_made_by_experts) / count for wanted in (_kept, _used, _again)
         )
@@ -1165,8 +1207,7 @@ class Stage:
         if self.a["recompute"] == "none":
             return []
         gone, back = (
-            _bytes_of(self.job, self.a, kind, wanted, named=lambda name: not _made_behind_experts(name))
-            for wanted in (_used, _again)
+            _bytes_of(self.job, self.a, kind, wanted, named=_made_before_experts) for wanted in (_used, _again)
         )
         more = self._given_before_experts() + self._part_of_norm() + self.whole / self.own_tokens
         return [LayerAt(back + 3 * self._sent() + more, gone, 0.0, is_sooner=True)]
@@ -1201,7 +1242,7 @@ class Stage:
 
     def _at_casts(self, kind: LayerKind) -> list[LayerAt]:
         """Each matrix of the feed-forward part while it casts, the last one first, then a gate if there is one."""
-        down, gate, up = (self._elements(kind, lambda own, name=name: own == name) for name in ("down", "gate", "up"))  # type: ignore[misc]
+        down, gate, up = (self._elements(kind, _is(name)) for name in ("down", "gate", "up"))
         product, stream, gates = self._product(kind), self.stream, self.job.model.mlp_gated
         result = _bytes_of(self.job, self.a, kind, _kept, "rest")
         all_again, used = self._rows(kind, _again), self._rows(kind, _used)
@@ -1263,7 +1304,7 @@ class Stage:
         if kind.cross:  # the attention to the encoder is through
 
             def of_cross(wanted: Wanted) -> float:
-                return _bytes_of(self.job, self.a, kind, wanted, named=lambda name: name.startswith("cross_"))
+                return _bytes_of(self.job, self.a, kind, wanted, named=_is_cross)
 
             freed, back = freed + of_cross(_kept_anyway), back - of_cross(_again)
         gradients += self.stream if self.job.profile.keeping.name == OURS else self._whole_stream()
@@ -1282,7 +1323,7 @@ class Stage:
 
     def _through(self, kind: LayerKind) -> float:
         """Elements of experts whose unit is through when attention's backward begins."""
-        return self._elements(kind, lambda name: name.startswith("expert")) if self.apart else 0.0
+        return self._elements(kind, _is_expert) if self.apart else 0.0
 
     def in_attention(self, met: float | None = None) -> float:
         """Gradients of queries, keys, values and scores, and what the backward of attention takes inside; `met` are the tokens that have
@@ -1325,7 +1366,7 @@ class Stage:
         temporaries = 2 * self.whole + queries + self.stream + (0.0 if kept else self.whole)
         gone = self._rows(kind, _kept, "mixer", "exchanged", "ffn", "inside", "product")
         freed = gone - (self.whole if kept else 0.0)
-        every = self._elements(kind, lambda _name: True)
+        every = self._elements(kind, _is_any)
         return LayerAt(temporaries, freed, every, is_early=False, routed=self._through(kind))
 
     def _joining(self, at: LayerAt) -> float:
@@ -1344,9 +1385,7 @@ class Stage:
                 continue
             kept = self._rows(kind, _kept)
             every = (
-                self._elements(kind, lambda _name: True)
-                if self.is_mixed or self.turn
-                else self.w.layers / max(len(self.kinds), 1)
+                self._elements(kind, _is_any) if self.is_mixed or self.turn else self.w.layers / max(len(self.kinds), 1)
             )
             yield from (self._in_layer(number, at, kept, every) for at in self._layer_ats(kind))
         if not self.kinds:
@@ -1613,7 +1652,7 @@ class Stage:
 
     def _mixture(self) -> LayerKind:
         """The sort of layer with experts."""
-        return max(set(self.mine), key=lambda kind: self._elements(kind, lambda name: name.startswith("expert")))
+        return max(set(self.mine), key=lambda kind: self._elements(kind, _is_expert))
 
     def _kept_with_experts(self) -> float:
         """What a layer with experts keeps, on average of those that are looked at."""
@@ -1706,7 +1745,7 @@ class Stage:
         at_end = self.early if self.piped and before >= count - 1 else 0.0
         done, routed = behind + passed, before * self.X
         if self.a["recompute"] != "none":
-            kind, early = self._mixture(), lambda name: not _made_behind_experts(name)
+            kind, early = self._mixture(), _made_before_experts
             gone = _bytes_of(self.job, self.a, kind, _used, named=early)
             back = _bytes_of(self.job, self.a, kind, _again, named=early)
             gradient = self._given_before_experts()
@@ -1760,7 +1799,7 @@ class Stage:
     def _final(self, kind: LayerKind) -> float:
         """Elements of the weight that a layer lists last; a bias is nothing."""
         last = build_layer(self.job.model, kind).matrices[-1]
-        return 0.0 if last.bias else self._elements(kind, lambda name: name == last.name)
+        return 0.0 if last.bias else self._elements(kind, _is(last.name))
 
     def _end(self) -> Iterator[tuple[int, dict[str, float]]]:
         bare = self.bare.before if self.first else 0.0
@@ -1939,6 +1978,36 @@ def _at_heads(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) 
 INPUTS = (
     "q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkv", "qkvz", "beta", "in", "x", "dt", "decay_in", "decay_out", "gate_in", "gate_out",
 )  # fmt: skip
+
+
+def _is_any(_name: str) -> bool:
+    return True
+
+
+@cache
+def _is(name: str) -> Callable[[str], bool]:
+    """Whether something has this name; one and the same function for each name, as what is kept by it asks."""
+    return lambda own: own == name
+
+
+def _is_expert(name: str) -> bool:
+    return name.startswith("expert")
+
+
+def _is_shared(name: str) -> bool:
+    return name.startswith("shared")
+
+
+def _is_cross(name: str) -> bool:
+    return name.startswith("cross_")
+
+
+def _is_not_of_routed(name: str) -> bool:
+    return not _is_of_routed(name)
+
+
+def _made_before_experts(name: str) -> bool:
+    return not _made_behind_experts(name)
 
 
 def _is_of_routed(name: str) -> bool:
