@@ -83,13 +83,16 @@ def measured() -> dict[str, Any]:
     start = time.process_time()
     shipped = judge(runs, shipped_factors())
     seconds = time.process_time() - start
-    return figures(judge(runs), shipped) | {"seconds_per_1000_rows": round(1000 * seconds / len(runs), 2)}
+    plain = judge(runs)
+    good = left_out(of_quality(plain))
+    cost = {"seconds_per_1000_rows": round(1000 * seconds / len(runs), 2)}
+    return figures(plain, shipped, good) | {"later": later(time_errors(good))} | cost
 
 
-def figures(plain: Sequence[Judged], shipped: Sequence[Judged]) -> dict[str, Any]:
-    """Groups by source, points of the scatter plot; of runs by the formulas alone and under the factors that ship."""
+def figures(plain: Sequence[Judged], shipped: Sequence[Judged], good: Sequence[Judged]) -> dict[str, Any]:
+    """Groups by source, points of the scatter plot; of runs by the formulas alone, under the factors that ship, and, those of quality A and B,
+    under those of all other sources."""
     bare, seen = of_quality(plain), of_quality(shipped)
-    good = left_out(bare)
     only = memory_only()
     everything, *groups = grouped(good, ("source",))
     by_source, lonely = {group.key["source"]: group for group in groups}, alone(good)
@@ -114,7 +117,6 @@ def figures(plain: Sequence[Judged], shipped: Sequence[Judged]) -> dict[str, Any
         "held_out": held_out(time_errors(good)),
         "memory_held_out": memory_held_out(memory_errors((*good, *only))),
         "flagged": flagged(good),
-        "later": later(time_errors(good)),
         "points": points(good),
     }
 

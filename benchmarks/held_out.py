@@ -60,8 +60,7 @@ def left_out(plain: Sequence[Judged]) -> list[Judged]:
     runs: dict[str, list[Run]] = {}
     for one in plain:
         runs.setdefault(one.run["source"], []).append(one.run)
-    untimed = fitted(plain) if runs.keys() - others.keys() else ()
-    found = {one.run["id"]: one for source, own in runs.items() for one in judge(own, others.get(source, untimed))}
+    found = {one.run["id"]: one for source, own in runs.items() for one in judge(own, others.get(source, others[""]))}
     return [found[one.run["id"]] for one in plain]
 
 

@@ -143,12 +143,11 @@ def factors_of(
 def factors_without(
     timed: Sequence[Judged], groups: Sequence[str], spread: float, before: Sequence[Factor] = ()
 ) -> dict[str, tuple[Factor, ...]]:
-    """For each group the factors of `factors_of` that the runs of all other groups ask for."""
+    """For each group the factors of `factors_of` that the runs of all other groups ask for, and under "", for groups without a time, those that
+    all ask for."""
     keys, sample = _sampled(timed, groups)
-    names = sorted(set(groups))
-    return {
-        name: _moved(sample.where(sample.group != number), keys, before, spread) for number, name in enumerate(names)
-    }
+    others = {name: sample.where(sample.group != number) for number, name in enumerate(sorted(set(groups)))}
+    return {name: _moved(some, keys, before, spread) for name, some in {"": sample, **others}.items()}
 
 
 def _moved(sample: Sample, keys: Sequence[Key], before: Sequence[Factor], spread: float) -> tuple[Factor, ...]:
