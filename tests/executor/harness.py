@@ -31,6 +31,7 @@ PRELOAD = [
         f"transformers.models.{family}.modeling_{family}"
         for family in ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gpt2")
     ),
+    "tests.executor.frozen",
 ]
 """Without transformers its modules are passed over, as multiprocessing does with whatever cannot be imported."""
 

@@ -84,7 +84,6 @@ IN_CI = (
     "down and up again",
     "tiles and none",
     "a drive, memory, another drive",
-    "on a server and off it",
     "uneven and even",
 )
 
@@ -147,7 +146,7 @@ def _assert_goes_on(
         pytest.param(TP_PP, id="tp-pp", marks=pytest.mark.nightly),
         pytest.param(NVME2, id="drive", marks=pytest.mark.nightly),
         pytest.param(FSDP2 | EIGHT, id="eight-bits"),
-        pytest.param(SERVED2, id="server"),
+        pytest.param(SERVED2, id="server", marks=pytest.mark.nightly),
         pytest.param(UNEVEN2, id="uneven"),
         pytest.param(SERVED2 | EIGHT, id="eight-bits-server"),
         pytest.param(TP_FSDP | EIGHT, id="eight-bits-tp", marks=pytest.mark.nightly),

@@ -12,6 +12,7 @@ from strategist import recommend
 from strategist.document.plan import Plan
 from strategist.errors import InputError
 from strategist.executor.support import obstacles, require_packages
+from tests.examples import by_night
 from tests.plans import BFLOAT16, make_plan, tiny_gpt2, tiny_llama
 
 BOUND = 1e-3
@@ -63,7 +64,7 @@ def test_a_plan_in_fp8_is_compiled() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", by_night(LAYOUTS, ("hsdp", "pp2-fsdp2", "zero3-compiled")))
 def test_training_in_fp8_is_that_of_one_process(name: str) -> None:
     """Losses of every rank are those of one process with products by hand, and weights are nearer to its than those are to weights
     of one that rounds nothing to a byte; ranks that share sequences have scales of their own parts."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from strategist.facts.model import Adapters, ModelShape
+from tests.examples import by_night
 from tests.plans import even_stages, make_plan, stages_of, tiny_gpt2, tiny_llama, tiny_mixtral, uneven
 
 pytestmark = pytest.mark.slow
@@ -284,22 +285,24 @@ CASES += tuple(replace(case, name=f"moe-{case.name}", model=tiny_mixtral) for ca
 
 
 BY_NIGHT = (
-    "tp2-zero1-replicas", "pp2-tp2-zero1", "uneven-zero1-tp2", "lora-hsdp", "lora-gpt-hsdp", "gpt-hsdp",
-    "gpt-pp2-v2-fsdp2", "gpt-fsdp2-tp2",
+    "tp2-zero1-replicas", "pp2-tp2-zero1", "uneven-zero1-tp2", "lora-hsdp", "lora-gpt-hsdp", "gpt-hsdp", "gpt-pp2-v2-fsdp2", "gpt-fsdp2-tp2",
     "pp2-tp2-ddp2", "cp4-hierarchical-ddp2", "cp4-hierarchical-zero1", "cp8-hierarchical", "pp4-dual", "pp4-zbv", "pp4-bfs", "pp4-by-stage",
     "hsdp-offload-nvme", "fsdp4-tiled-nvme", "hsdp-tiled", "hsdp-chunked", "pp2-zbv-tp2", "pp2-dual-tp2", "pp2-dual-ddp2", "pp2-zbv-ddp2",
-    "cp2-all-to-all-hsdp", "gpt-pp2-tp2", "gpt-pp2-zbv-zero1", "gpt-cp2-ring-tp2", "moe-tp2-ep4-zero1", "moe-ep2-zero1-4", "moe-pp2-tp2", "muon-tp2-ddp2",
-    "muon-threads2", "muon-pp2-zero1", "muon-cp2-ring-fsdp2", "muon-pp2-tp2", "muon-gpt-tp2-fsdp2", "muon-pp2-fsdp2", "muon-hsdp",
-    "moe-hsdp", "moe-cp2-ring-fsdp2", "moe-ep2-hsdp", "moe-pp2-ep2", "moe-ep2-cp2", "moe-ep2-etp2-sp",
-    "moe-ep2-etp2", "moe-tp2-ep4", "moe-tp2-ep2-alone", "moe-ep2-ddp4", "moe-ep2-zero2-offload-optimizer", "moe-ep2-zero3-offload-nvme",
+    "cp2-all-to-all-hsdp", "gpt-pp2-tp2", "gpt-pp2-zbv-zero1", "gpt-cp2-ring-tp2", "moe-tp2-ep4-zero1", "moe-ep2-zero1-4", "moe-pp2-tp2",
+    "muon-tp2-ddp2", "muon-threads2", "muon-pp2-zero1", "muon-cp2-ring-fsdp2", "muon-pp2-tp2", "muon-gpt-tp2-fsdp2", "muon-pp2-fsdp2", "muon-hsdp",
+    "moe-hsdp", "moe-cp2-ring-fsdp2", "moe-ep2-hsdp", "moe-pp2-ep2", "moe-ep2-cp2", "moe-ep2-etp2-sp", "moe-ep2-etp2", "moe-tp2-ep4",
+    "moe-tp2-ep2-alone", "moe-ep2-ddp4", "moe-ep2-zero2-offload-optimizer", "moe-ep2-zero3-offload-nvme", "cp4-hierarchical-zero3",
+    "zero3-second-compiled", "cp2-all-to-all-ddp2", "uneven-ddp2-chunked-compiled", "gpt-zero3-tiled", "hsdp-tp2", "moe-pp2-ep2-zero1",
+    "cp2-all-to-all-fsdp2-tp2", "moe-ep4-zero2", "cp4-hierarchical-tp2", "pp2-fsdp2-first", "pp2-fsdp2-second", "pp2-v2-tp2", "moe-fsdp2-tp2",
+    "gpt-pp2-zb-zero1", "moe-ep2-zero1-replicas", "moe-pp2-v2-fsdp2", "cp2-tiled", "pp2-bfs-fsdp2", "fsdp2-tp2-plain", "moe-cp4-hierarchical-ep2",
+    "pp2-zb-tp2", "uneven-ddp2-tp2", "pp2-bfs-ddp2", "pp2-v2-zero2", "pp2-v2-ddp2", "pp2-v2-first", "pp2-v2-second", "pp2-v2-by-stage", "gpt-zero1",
+    "zero1-chunked", "muon-pp2-v2-ddp2", "fsdp2-tp2-offload-optimizer", "pp2-cp2-ring",
 )  # fmt: skip
 """Cases whose parts are all in others that the ci suite runs."""
 
 
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=pytest.mark.nightly if case.name in BY_NIGHT else ()) for case in CASES],
-    ids=lambda case: case.name,
+    "case", by_night(CASES, (case for case in CASES if case.name in BY_NIGHT)), ids=lambda case: case.name
 )
 def test_training_equals_one_process(case: Case) -> None:
     """Losses, gradient norms and final parameters of five steps are those of one process, on every rank."""

@@ -125,14 +125,14 @@ def _assert_keeps_bars_on_the_host_too(scenario: Scenario) -> None:
         assert rank.memory.host == pytest.approx(on_host(job_of(scenario, plan), plan), rel=EXACT, abs=SMALL)
 
 
-@mostly_nightly(SAMPLE, one_in=6)
+@mostly_nightly(SAMPLE)
 def test_formulas_agree_with_the_program(scenario: Scenario) -> None:
     """On the first and the last stage each figure with a bar keeps it."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 
 
-@pytest.mark.parametrize("scenario", WEIGHTED, ids=lambda scenario: scenario.name)
+@mostly_nightly(WEIGHTED)
 def test_formulas_agree_with_the_program_of_weighted_stages(scenario: Scenario) -> None:
     """So they do where the head takes layers from the last stage."""
     *others, last = (stage.layer_count for stage in plan_of(scenario).strategy.stages)
@@ -148,7 +148,7 @@ def test_formulas_agree_with_the_program_of_learned_positions(scenario: Scenario
         _assert_keeps_its_bar(found)
 
 
-@pytest.mark.parametrize("scenario", STATES, ids=lambda scenario: scenario.name)
+@mostly_nightly(STATES, one_in=2)
 def test_formulas_agree_with_the_program_of_other_states(scenario: Scenario) -> None:
     """So they do where the optimizer's state lies on a drive or has eight bits, and the host's memory keeps the bar of peaks."""
     _assert_keeps_bars_on_the_host_too(scenario)
@@ -167,7 +167,7 @@ def test_formulas_agree_with_the_program_of_tiled_matrices(scenario: Scenario) -
         _assert_keeps_its_bar(found)
 
 
-@pytest.mark.parametrize("scenario", BREADTH_FIRST, ids=lambda scenario: scenario.name)
+@mostly_nightly(BREADTH_FIRST, one_in=2)
 def test_formulas_agree_with_the_program_of_passes_breadth_first(scenario: Scenario) -> None:
     """So they do where all forward passes come before any backward pass."""
     for found in _found(scenario):
@@ -228,7 +228,7 @@ def test_formulas_agree_with_the_program_of_experts_in_turn(scenario: Scenario) 
             _assert_keeps_its_bar(found)
 
 
-@mostly_nightly((*with_experts()[:8], *with_experts()[8::2]), one_in=6)
+@mostly_nightly((*with_experts()[:8], *with_experts()[8::2]))
 def test_formulas_agree_with_the_program_of_ranks_that_share_experts(scenario: Scenario) -> None:
     """Where ranks share experts every figure keeps its bar, tokens under way to experts too."""
     for found in _found(scenario):
@@ -291,7 +291,7 @@ def test_formulas_agree_with_the_program_of_muon(scenario: Scenario) -> None:
         _assert_keeps_its_bar(found)
 
 
-@mostly_nightly(IN_EIGHT_BITS)
+@mostly_nightly(IN_EIGHT_BITS, one_in=16)
 def test_formulas_agree_with_the_program_in_fp8(scenario: Scenario) -> None:
     """So they do where every matrix casts what it reads, at the peak, and forward, which can hold most then, and in what is sent."""
     for found in _found(scenario):
@@ -321,14 +321,14 @@ def test_formulas_agree_with_the_program_where_one_layer_holds_most(scenario: Sc
             _assert_keeps_its_bar(found)
 
 
-@mostly_nightly(ALTERNATE)
+@mostly_nightly(ALTERNATE, one_in=16)
 def test_formulas_agree_with_the_program_that_computes_every_nth_layer_again(scenario: Scenario) -> None:
     """The same where layers that keep everything and others take turns, and a chunk ends with one or the other."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 
 
-@mostly_nightly(BY_STAGE)
+@mostly_nightly(BY_STAGE, one_in=16)
 def test_formulas_agree_with_the_program_whose_stages_compute_other_layers_again(scenario: Scenario) -> None:
     """So they do where every stage has its own number of first layers that run again, none or all of them."""
     for found in _found(scenario):
@@ -357,7 +357,7 @@ def test_formulas_agree_with_the_program_on_the_whole_grid(first: int) -> None:
     assert mean(errors["reserved"]) <= MEAN_OF_RESERVED
 
 
-@pytest.mark.parametrize("scenario", tuple(drawn(SEED, FEW)), ids=lambda scenario: scenario.name)
+@mostly_nightly(tuple(drawn(SEED, FEW)), one_in=3)
 def test_formulas_agree_with_the_program_of_what_is_drawn(scenario: Scenario) -> None:
     """Of layouts drawn from all that is legal, for any model that the executor builds: peaks within two hundredths, and every
     collective (docs/decisions/0124)."""

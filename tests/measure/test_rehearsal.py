@@ -18,6 +18,7 @@ from strategist.document.observed import Observed, RankObservation
 from strategist.document.plan import Plan
 from strategist.document.write import dump
 from tests.cli.harness import ROOT, Refusal, assert_refuses, completed, edited, hand_written, process
+from tests.examples import by_night
 from tests.executor.harness import run_alone
 from tests.measure.own_models import NO_MODELS, write_models
 from tests.measure.real_ranks import measured_rises
@@ -78,7 +79,7 @@ def adds_up(rank: RankObservation) -> bool:
     return known and whole and min(term.exposed_ns for term in clock.terms) >= 0 and clock.launch_floor_ns > 0
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", by_night(LAYOUTS, ("one-bf16", "fsdp", "hsdp", "tp-selective", "exchange")))
 def test_the_rehearsed_peak_is_the_traced_one(name: str) -> None:
     """The CPU's allocator hands out what the trace says, to a thousandth; terms of time make up the step."""
     choices = dict(LAYOUTS[name])

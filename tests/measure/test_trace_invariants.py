@@ -9,6 +9,7 @@ import pytest
 
 from strategist.document.observed import RankObservation
 from strategist.document.plan import Plan
+from tests.examples import by_night
 from tests.measure.recordings import LedgerFacts, ledger_of, traced
 from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_llama
 
@@ -36,7 +37,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", by_night(LAYOUTS, ("zero1-replicas", "gpipe", "3d", "zero2")))
 def test_every_byte_has_one_home_and_shares_are_exact(name: str) -> None:
     """Of the first and the last rank of each kind of strategy: at each of thousands of instants the terms add up to the bytes alive, a
     step leaves what it found, and at rest a rank holds its share of weights, gradients and twice that of moments, byte for byte."""

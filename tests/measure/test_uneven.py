@@ -8,6 +8,7 @@ import pytest
 
 from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError
+from tests.examples import by_night
 from tests.plans import make_plan, tiny_llama, uneven
 
 pytestmark = pytest.mark.slow
@@ -25,9 +26,7 @@ def plan_with(layout: dict[str, Any], **batch: Any) -> Plan:
     return make_plan(tiny_llama(layers=2), micro_batch=2, **layout, **batch)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name != "tp" else pytest.param(name, marks=pytest.mark.nightly) for name in LAYOUTS]
-)
+@pytest.mark.parametrize("name", by_night(LAYOUTS, ("ddp", "tp")))
 def test_each_share_is_traced_as_an_even_batch_would_be(name: str) -> None:
     """Bytes at every moment, collectives and FLOP of each share's rank are those of the same rank where all run as many micro-batches."""
     from strategist.measure.kinds import chosen_kinds

@@ -12,6 +12,7 @@ from strategist.document.plan import Plan
 from strategist.errors import StrategistError
 from strategist.planner.check import faults
 from strategist.units import format_count, format_gib, format_seconds, three_digits
+from tests.examples import by_night
 
 IMPOSSIBLE = {"NO_PLAN", "HARDWARE_FEATURE", "UNSUPPORTED_DEVICE", "BATCH_SPLIT", "NO_PATH"}
 """Codes that say that these machines cannot do this job."""
@@ -40,7 +41,7 @@ def _length(row: dict[str, Any]) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", rows("models"), ids=lambda row: row["name"])
+@pytest.mark.parametrize("row", by_night(rows("models"), rows("models")[1::2]), ids=lambda row: row["name"])
 def test_every_model_is_planned_or_refused(row: dict[str, Any]) -> None:
     """On four nodes of eight H100 each model has a sensible plan, is too large, or is no stack of layers at all."""
     length = None if row["kind"] == "cnn" else _length(row)
@@ -79,7 +80,7 @@ def test_a_batch_that_does_not_divide_is_offered_a_near_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", rows("nodes"), ids=lambda row: row["name"])
+@pytest.mark.parametrize("row", by_night(rows("nodes"), rows("nodes")[1::2]), ids=lambda row: row["name"])
 def test_a_single_node_never_lacks_a_network(row: dict[str, Any]) -> None:
     """A model that is too large for one node is never refused because nothing is known that joins such nodes."""
     found = answer("405B", row["name"], precision="fp32", seq_len=1024, global_batch=64)
