@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import permutations
 from typing import Generic, TypeVar
 
 from strategist.errors import InputError, did_you_mean, shown
@@ -13,6 +14,9 @@ from strategist.units import plain_text
 T = TypeVar("T")
 
 NAME_LIMIT = 200
+
+MOST_WORDS = 4
+"""Of a name whose words are tried in every order."""
 
 OTHER_PRODUCTS = ("ti", "s", "d")
 """Letters behind a number that make another product of it: an RTX 2080 is no 2080 Ti, a V100 no V100S."""
@@ -89,7 +93,19 @@ def possible(name: str, names: Names) -> tuple[str, ...]:
     for known in (names.exact, names.short):
         if folded in known:
             return (known[folded],)
-    return tuple(_choices(folded, names, whole=True) or _choices(folded, names, whole=False))
+    return tuple(
+        _choices(folded, names, whole=True) or _choices(folded, names, whole=False) or _in_another_order(name, names)
+    )
+
+
+def _in_another_order(name: str, names: Names) -> list[str]:
+    """What whole words of `name` stand for in some other order: an 80GB H100 SXM is an h100-sxm-80gb."""
+    said = words(name)
+    if len(said) > MOST_WORDS:
+        return []
+    orders = sorted({"".join(order) for order in permutations(said)})
+    known = [names.exact[one] for one in orders if one in names.exact]
+    return list(dict.fromkeys(known or (found for one in orders for found in _choices(one, names, whole=True))))
 
 
 def _assumed(said: str, canonical: str, names: Names) -> str:

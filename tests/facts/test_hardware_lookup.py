@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from strategist.catalog import rows
 from strategist.errors import ImpossibleError, InputError
-from strategist.facts.gpus import backend_of, find_gpu, gpu_by_id, gpus
+from strategist.facts.gpus import backend_of, find_gpu, gpu_by_id, gpus, possible_gpus
+from strategist.facts.lookup import MOST_WORDS, words
 from strategist.facts.nodes import find_node, nodes, reference_node
 
 GPU_NAMES = [name for row in rows("gpus") for name in (row["name"], *row.get("aliases", ()))]
@@ -44,6 +45,14 @@ def test_spelling_does_not_change_the_node(pair: tuple[str, str]) -> None:
     assert find_node(spelled).assumed is None
 
 
+@given(st.sampled_from([row["name"] for row in rows("gpus")]).flatmap(lambda name: st.permutations(words(name))))
+def test_words_of_a_name_may_stand_in_any_order(some: list[str]) -> None:
+    """Somebody's 80GB H100 SXM is a card of the catalogue, or one of those that are named because it is not clear which."""
+    meant = [row["name"] for row in rows("gpus") if sorted(words(row["name"])) == sorted(some)]
+    found = possible_gpus(" ".join(some))
+    assert set(meant) <= set(found) or len(some) > MOST_WORDS
+
+
 @given(st.sampled_from(["h100", "a100-sxm-80", "mi300", "a100-40", "rtx", "gb10"]), st.randoms())
 def test_spelling_does_not_change_short_names_either(name: str, random: object) -> None:
     """A shortened name with other separators has the same answer, found or ambiguous."""
@@ -60,7 +69,8 @@ def test_spelling_does_not_change_short_names_either(name: str, random: object) 
 @pytest.mark.parametrize(
     ("said", "name"),
     [("h100", "h100-sxm-80gb"), ("H200", "h200-sxm-141gb"), ("b200", "b200-sxm-180gb"), ("h100-sxm", "h100-sxm-80gb"),
-     ("a100-sxm-80", "a100-sxm-80gb"), ("H100 NVL", "h100-nvl-94gb"), ("h20", "h20-96gb"), ("b300", "b300-sxm-288gb")],
+     ("a100-sxm-80", "a100-sxm-80gb"), ("H100 NVL", "h100-nvl-94gb"), ("h20", "h20-96gb"), ("b300", "b300-sxm-288gb"),
+     ("80GB H100 SXM", "h100-sxm-80gb"), ("h100 80gb sxm5", "h100-sxm-80gb"), ("40gb a100 pcie", "a100-pcie-40gb")],
 )  # fmt: skip
 def test_short_names_are_found_and_reported(said: str, name: str) -> None:
     """A shorthand of the closed list, and a name that fits one row only, is found and says what it was taken for."""
