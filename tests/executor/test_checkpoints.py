@@ -82,7 +82,6 @@ IN_CI = (
     "sharded, replicated, zero-1",
     "experts apart, copies on the host",
     "down and up again",
-    "tiles and none",
     "a drive, memory, another drive",
     "uneven and even",
 )
@@ -148,7 +147,7 @@ def _assert_goes_on(
         pytest.param(FSDP2 | EIGHT, id="eight-bits"),
         pytest.param(SERVED2, id="server", marks=pytest.mark.nightly),
         pytest.param(UNEVEN2, id="uneven"),
-        pytest.param(SERVED2 | EIGHT, id="eight-bits-server"),
+        pytest.param(SERVED2 | EIGHT, id="eight-bits-server", marks=pytest.mark.nightly),
         pytest.param(TP_FSDP | EIGHT, id="eight-bits-tp", marks=pytest.mark.nightly),
         pytest.param(ZERO1 | EIGHT, id="eight-bits-zero1", marks=pytest.mark.nightly),
     ],

@@ -60,6 +60,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+DDP_FAMILY: dict[str, dict[str, Any]] = {
+    "ddp": {"dp_replicate": 2},
+    "zero1": {"dp_shard": 2, "zero": 1},
+    "zero3": {"dp_shard": 2, "zero": 3},
+}
+
+
 def _both(plan: Plan) -> tuple[Observed, Observed]:
     return strategist.trace(plan), strategist.rehearse(plan, steps=1)
 
@@ -349,17 +356,17 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(folder: Path, name: str) -> 
     assert_refuses(folder, "rehearse", REFUSALS[name], **NO_GPU)
 
 
-def test_somebody_s_own_module_is_rehearsed(folder: Path) -> None:
+@pytest.mark.parametrize("name", by_night(DDP_FAMILY, ("ddp", "zero1")))
+def test_somebody_s_own_module_is_rehearsed(name: str, folder: Path) -> None:
     """A module that nobody described runs under each layout of the DDP family with real values; its peak is the trace's."""
-    for layout in ({"dp_replicate": 2}, {"dp_shard": 2, "zero": 1}, {"dp_shard": 2, "zero": 3}):
-        hand_written(folder, "own.json", formats=FLOAT32, **layout)
-        words = ("own.json", "--model-fn", "own:Tiny", "--json")
-        traced, rehearsed = (process(command, *words, cwd=folder, **NO_GPU) for command in ("trace", "rehearse"))
-        assert (traced.code, rehearsed.code, rehearsed.document["model"]) == (0, 0, "own:Tiny"), rehearsed.out
-        (before,), (after,) = traced.document["ranks"], rehearsed.document["ranks"]
-        moments = [sum(term["bytes"] for term in moment["terms"]) for moment in before["memory"]["moments"]]
-        assert after["memory"]["allocated"] == pytest.approx(max(moments), rel=0.02)
-        assert sum(term["exposed_ns"] for term in after["time"]["terms"]) == after["time"]["step_ns"]
+    hand_written(folder, "own.json", formats=FLOAT32, **DDP_FAMILY[name])
+    words = ("own.json", "--model-fn", "own:Tiny", "--json")
+    traced, rehearsed = (process(command, *words, cwd=folder, **NO_GPU) for command in ("trace", "rehearse"))
+    assert (traced.code, rehearsed.code, rehearsed.document["model"]) == (0, 0, "own:Tiny"), rehearsed.out
+    (before,), (after,) = traced.document["ranks"], rehearsed.document["ranks"]
+    moments = [sum(term["bytes"] for term in moment["terms"]) for moment in before["memory"]["moments"]]
+    assert after["memory"]["allocated"] == pytest.approx(max(moments), rel=0.02)
+    assert sum(term["exposed_ns"] for term in after["time"]["terms"]) == after["time"]["step_ns"]
 
 
 def test_a_model_of_one_s_own_is_not_cut(folder: Path) -> None:
