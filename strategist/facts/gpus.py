@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal
 
 from strategist.catalog import Row, rows
@@ -35,6 +35,7 @@ def find_gpu(name: str, flag: str = "--gpu") -> Found[Gpu]:
     return Found(gpu_by_id(found.value), found.assumed)
 
 
+@lru_cache(maxsize=1024)  # tables say the same few names in every row
 def possible_gpus(name: str) -> tuple[str, ...]:
     """The devices that `name` may stand for: one where `find_gpu` finds it, several where it is not clear which, none where it is unknown."""
     names = gpu_names("--gpu")
