@@ -660,7 +660,7 @@ class Stage:
         """Those of each layer of this policy."""
         for number in range(round(len(self.mine) / self.v)):
             yield from ((1, terms) for terms in self._layer(number))
-            if self.apart and self.w.experts:
+            if self.apart and self.w.experts and any(kind.ffn == "moe" for kind in self.mine):
                 yield from ((1, terms) for terms in self._experts_backward(number))
 
     def _behind(self, number: int) -> tuple[float, float, bool]:

@@ -208,13 +208,7 @@ EVERY: dict[str, set[Any]] = {
 SIZES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "virtual_stages", "micro_batch", "accumulation")
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        pytest.param(first, marks=pytest.mark.nightly if number % 2 else ())
-        for number, first in enumerate(range(0, SMALL_SCENARIOS, AT_ONCE))
-    ],
-)
+@pytest.mark.parametrize("first", range(0, SMALL_SCENARIOS, AT_ONCE))
 def test_scenarios_by_number_equal_brute_force(first: int) -> None:
     """Ten drawn questions of up to 16 devices, techniques left out: same layouts, as many that fit, same best."""
     for number in range(first, first + AT_ONCE):
