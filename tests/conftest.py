@@ -18,7 +18,7 @@ settings.register_profile("hunt", max_examples=33, deadline=None, phases=(Phase.
 settings.load_profile("untimed")
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection_finish() -> None:
     """Modules and tests that were collected are garbage of no test: looking through them again and again takes a tenth of the time."""
     gc.collect()
     gc.freeze()

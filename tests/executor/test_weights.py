@@ -10,6 +10,7 @@ import pytest
 
 from strategist.errors import StrategistError
 from strategist.facts.model_config import shape_from_config
+from tests.examples import by_night
 from tests.executor.test_against_transformers import CASES, LLAMA3_1
 from tests.plans import FLOAT32, make_plan, tiny_llama, tiny_mixtral
 
@@ -49,9 +50,7 @@ def config_of(case: str) -> Any:
     return AutoConfig.for_model(family, **sizes)
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in IN_CI else pytest.mark.nightly) for case in FAMILIES]
-)
+@pytest.mark.parametrize("case", by_night(FAMILIES, set(FAMILIES) - set(IN_CI)))
 def test_weights_come_in_and_leave_as_they_were(case: str, tmp_path: Path) -> None:
     """What transformers saved is imported into a session on two ranks, saved, exported and read by transformers: every tensor
     is bit by bit what it was, and the built-in model says with them what theirs says."""

@@ -20,6 +20,7 @@ from strategist.space.brute_force import every_layout
 from strategist.space.enumerate import enumerate_candidates
 from strategist.space.grammar import parse_forbids, parse_pins
 from tests.cli.harness import call, plan_file
+from tests.examples import by_night
 
 SPACES: tuple[dict[str, Any], ...] = (
     {"model": "llama-debug", "hardware": "cpu:2"},
@@ -124,10 +125,7 @@ def certified(question: dict[str, Any]) -> Plan:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "question",
-    [
-        *QUESTIONS,
-        *(pytest.param(larger, marks=pytest.mark.nightly) if larger in BY_NIGHT else larger for larger in LARGER),
-    ],
+    [*QUESTIONS, *by_night(LARGER, BY_NIGHT)],
     ids=str,
 )
 def test_trying_everything_confirms_the_certificate(question: dict[str, Any]) -> None:
