@@ -22,7 +22,7 @@ from strategist.accuracy.machines import Machines, cluster_of, launches_wait, ma
 from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.errors import ImpossibleError
-from strategist.facts.adapters import DEFAULT_RANK, TARGETS, as_trained, with_adapters
+from strategist.facts.adapters import DEFAULT_RANK, as_trained, usual_targets, with_adapters
 from strategist.facts.gpus import gpu_by_id
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
@@ -257,7 +257,7 @@ def _possible(job: Job, measured: Measured, again: float) -> None:
 
 def _adapted(shape: ModelShape, run: Run, profile: Profile, measured: Measured) -> ModelShape:
     """The model with the adapters that its run states; without rank and matrices a share of weights stands for those beside weights that are not
-    quantised. Raises Unexpressed for quantised layers other than a dense decoder's, and for LitGPT's where nothing but memory was measured, which
+    quantised. Raises Unexpressed for quantised layers without plain attention, and for LitGPT's where nothing but memory was measured, which
     hold up to four bytes more of every matrix' input than weights and adapters account for (its config hub, rows litgpthub-0007 to 0045 of the
     memory table)."""
     method, stated = adapters_of(run), adapters_stated(run)
@@ -265,7 +265,7 @@ def _adapted(shape: ModelShape, run: Run, profile: Profile, measured: Measured) 
         return shape
     if method == "qlora" and measured.step_s is None and profile.keeping.adapter_bytes:
         raise Unexpressed("task qlora: what is kept beside weights of four bits has no model")
-    rank, targets = stated or (DEFAULT_RANK, TARGETS)
+    rank, targets = stated or (DEFAULT_RANK, usual_targets(shape))
     try:
         return with_adapters(shape, method, rank, targets)
     except ImpossibleError as problem:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from strategist.executor.models.four_bits import BITS, Packed
+from strategist.executor.models.four_bits import BITS, BITS_OF_ONE, Packed
 from strategist.executor.models.reference import ReferenceModel
 from strategist.executor.names import by_weight, plain_name
 from strategist.executor.seeds import generator
@@ -52,15 +52,50 @@ class Home:
             local_part(part).copy_(cut_like(part, rows))
 
 
-def homes(model: nn.Module, named: Mapping[str, nn.Parameter]) -> dict[str, Home]:
-    """The homes of a model's weights by name; a matrix in four bits has the name of the weight that its bytes stand for, one in
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedHome:
+    """Where this rank keeps a stack (F, E, H) of all experts' matrices in four bits: the bytes of one matrix after the other."""
+
+    parts: tuple[nn.Parameter, ...]
+    packed: tuple[Packed, ...]
+
+    @property
+    def size(self) -> torch.Size:
+        """The size of the whole stack."""
+        rows, columns = self.packed[0].size
+        return torch.Size((rows, len(self.packed), columns))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format in which its values are drawn."""
+        return torch.float32
+
+    def take(self, whole: Tensor) -> None:
+        """Keep this rank's part of the values."""
+        for expert, matrix in enumerate(whole.unbind(1)):
+            self.take_one(matrix, expert)
+
+    def take_one(self, matrix: Tensor, expert: int) -> None:
+        """Keep this rank's part of one expert's matrix (F, H)."""
+        part, bits = self.parts[expert], self.packed[expert].bytes_of(matrix.contiguous())
+        local_part(part).copy_(cut_like(part, bits))
+
+
+def homes(model: nn.Module, named: Mapping[str, nn.Parameter]) -> dict[str, Home | PackedHome]:
+    """The homes of a model's weights by name; matrices in four bits have the name of the weight that their bytes stand for, one in
     slices that of the weight in one piece."""
     packed = {id(module.bits): module for module in model.modules() if isinstance(module, Packed)}
-    found: dict[str, Home] = {}
+    found: dict[str, Home | PackedHome] = {}
+    stacks: dict[str, list[nn.Parameter]] = {}
     for name, slices in by_weight(named).items():
         parts = tuple(named[part] for part in slices)
         bits = packed.get(id(parts[0]))
-        found[name if bits is None else name.replace(BITS, ".weight")] = Home(parts, bits)
+        if bits is not None and (end := BITS_OF_ONE.search(name)):
+            stacks.setdefault(name[: end.start()], []).extend(parts)
+        else:
+            found[name if bits is None else name.replace(BITS, ".weight")] = Home(parts, bits)
+    for name, experts in stacks.items():
+        found[name] = PackedHome(tuple(experts), tuple(packed[id(bits)] for bits in experts))
     return found
 
 
@@ -75,7 +110,7 @@ def initialise(model: ReferenceModel, seed: int, device: torch.device | str = "c
         home.take(_drawn(model, name, home, seed, device))
 
 
-def _drawn(model: ReferenceModel, name: str, home: Home, seed: int, device: torch.device | str) -> Tensor:
+def _drawn(model: ReferenceModel, name: str, home: Home | PackedHome, seed: int, device: torch.device | str) -> Tensor:
     """A whole weight; in a function of its own, so that none is alive when the next is made."""
     whole = torch.empty(home.size, dtype=home.dtype, device=device)
     model.fill(name, whole, generator(device, seed, name))

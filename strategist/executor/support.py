@@ -14,6 +14,7 @@ from strategist.executor.architecture import model_obstacles
 from strategist.executor.context_support import context_obstacles
 from strategist.executor.obstacles import Obstacle, indivisible, lacking
 from strategist.executor.pipeline_support import IN_TWO_PARTS, pipeline_obstacles
+from strategist.facts.adapters import ATTENTION, beside_experts
 from strategist.facts.layers import sides_divide
 from strategist.facts.tables import served_tables
 from strategist.facts.workload import FLOAT8_MULTIPLE
@@ -295,17 +296,21 @@ def _adapters(plan: Plan) -> Iterator[Obstacle]:
     if method == "full":
         return
     is_cut = max(mesh.tp, mesh.pp, mesh.cp, mesh.ep) > 1
+    beside = beside_experts(plan.model)
     reasons = {
         f"tp {mesh.tp}, pp {mesh.pp}, cp {mesh.cp}, ep {mesh.ep}; all must be 1": is_cut,
         "zero 1; it must be 0, 2 or 3": strategy.zero == 1,
         f"offload {strategy.offload}": strategy.offload != "none",
+        f"adapters beside {', '.join(beside)} of a mixture of experts; they stand beside its {', '.join(ATTENTION)} alone": bool(
+            beside
+        ),
     }
     yield from lacking(
         "model.adapters",
         method,
         "The executor cannot train adapters here: the plan has",
         reasons,
-        "Plan with zero 0, 2 or 3 over data-parallel ranks alone.",
+        "Plan with zero 0, 2 or 3 over data-parallel ranks alone, and the adapters that --method puts there by itself.",
     )
     if method == "qlora" and strategy.compile:
         yield Obstacle(

@@ -21,7 +21,7 @@ from strategist.document.plan import Plan
 from strategist.document.write import as_document
 from strategist.errors import ImpossibleError, InputError, StaleError, shown
 from strategist.executor.checkpoint import follow_weights, named_parameters, read_tensors
-from strategist.executor.initialise import Home, cut_like, homes, local_part
+from strategist.executor.initialise import Home, PackedHome, cut_like, homes, local_part
 from strategist.executor.models import ReferenceModel, model_from_shape
 from strategist.executor.models.reference import constants_of_model
 from strategist.executor.session import Session
@@ -318,18 +318,22 @@ def _require_built_in(model: nn.Module) -> None:
         )
 
 
-def _put(home: Home, whole: Tensor, expert: int | None) -> None:
+def _put(home: Home | PackedHome, whole: Tensor, expert: int | None) -> None:
     """This rank's part of a tensor into its home, or of one expert (F, H) into a stack (F, E, H)."""
     if expert is None:
         home.take(whole)
+        return
+    if isinstance(home, PackedHome):
+        home.take_one(whole, expert)
         return
     (parameter,) = home.parts
     part = cut_like(parameter, whole.unsqueeze(1).expand(parameter.shape))[:, 0]
     local_part(parameter)[:, _experts_here(parameter).index(expert)].copy_(part)
 
 
-def _holds(home: Home, expert: int | None) -> bool:
-    return expert is None or expert in _experts_here(home.parts[0])
+def _holds(home: Home | PackedHome, expert: int | None) -> bool:
+    """Whether some of a weight, or of one expert's, lies on this rank; all in four bits are on every rank."""
+    return expert is None or isinstance(home, PackedHome) or expert in _experts_here(home.parts[0])
 
 
 def _experts_here(parameter: nn.Parameter) -> list[int]:

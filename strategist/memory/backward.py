@@ -394,7 +394,7 @@ def _experts_end(kept: Kept) -> LayerInstant:
     """When the first matrix of all experts gets its gradient: those of single experts are there for every matrix, and are put
     together; beside them the gradient of the experts' inputs."""
     job, matrices = kept.job, 3.0 if kept.job.model.mlp_gated else 2.0
-    routed = kept.weights(is_routed)
+    routed = _trained_of_routed(kept)
     stream = residual_C(job, kept.c, whole=False)
     gradients = (arrived_C(job, kept.c) + stream)[:, None] + _of_shared_inputs(kept)
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer", "ffn")
@@ -410,9 +410,9 @@ def _first_expert(kept: Kept) -> LayerInstant:
     here = ceil_div(moe.experts if moe else 1, c["ep"])
     given, keeps = arrived_C(job, c), c.is_word("recompute", "none")
     product = given * (moe.ffn / (moe.latent or job.model.hidden) if moe else 0.0) / c["etp"] / here
-    gone = product + copies_C(job, c)
+    gone = copies_C(job, c) + (product if job.model.adapters is None else 0.0)
     gradients = matrices * product + np.where(here > 1, given, 0.0) + residual_C(job, c, whole=False)
-    last = BYTES[job.formats.compute] * kept.weights(is_routed) / (matrices * here)[:, None]
+    last = BYTES[job.formats.compute] * _trained_of_routed(kept) / (matrices * here)[:, None]
     again = kept.rows(_is_brought_back_by_routed) - np.where(keeps, 0.0, gone)[:, None]
     freed = kept.rows(is_used_up) + kept.rows(_is_kept_by_shared) + np.where(keeps, gone, 0.0)[:, None]
     return LayerInstant(gradients[:, None] + _of_shared_inputs(kept) + last + again, freed, kept.weights(_is_shared))
@@ -428,7 +428,7 @@ def _inputs_of_expert(kept: Kept) -> LayerInstant:
     given, keeps = arrived_C(job, c), c.is_word("recompute", "none")
     inputs = given / here
     product = inputs * (moe.ffn / (moe.latent or job.model.hidden) if moe else 0.0) / c["etp"]
-    own = BYTES[job.formats.compute] * kept.weights(is_routed) / here[:, None]
+    own = BYTES[job.formats.compute] * _trained_of_routed(kept) / here[:, None]
     inside, again = (kept.rows(rows) / here[:, None] for rows in (_is_kept_inside_expert, _is_again_inside_expert))
     makes = own + inputs[:, None]
     through = np.maximum(here - 2.0, 0.0)[:, None] * (makes > inside + again)
@@ -483,6 +483,12 @@ def given_to_experts(kept: Kept) -> tuple[Reals, Reals]:
 def is_routed(name: str) -> bool:
     """A matrix of routed experts."""
     return name.startswith("expert_")
+
+
+def _trained_of_routed(kept: Kept) -> Reals:
+    """Elements of the routed experts that get gradients, (C, K): none beside adapters, which are attention's."""
+    routed = kept.weights(is_routed)
+    return routed if kept.job.model.adapters is None else 0.0 * routed
 
 
 def _is_gone_at_shared(row: Saved, policy: Policy) -> bool:

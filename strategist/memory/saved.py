@@ -252,8 +252,13 @@ READERS: Mapping[str, tuple[str, ...]] = {
     "qkv_input": ("q", "k", "v"),
     "ffn_input": ("gate", "up"),
     "ffn_product": ("down",),
+    "expert_input": (),
+    "expert_product": (),
+    "shared_input": (),
+    "shared_product": (),
 }
-"""Which matrices read a row that nothing else keeps: frozen ones without adapters need no input in backward."""
+"""Beside which matrices that read a row adapters may stand, where nothing else keeps it: a frozen matrix needs no input in backward. None stand
+beside those of experts, and a router's row is the experts'."""
 
 
 def _frozen(shape: ModelShape) -> tuple[str, ...]:

@@ -8,13 +8,21 @@ import numpy as np
 
 from strategist.facts.adapters import QUANTISED_BYTES
 from strategist.facts.job import Job
+from strategist.facts.layers import Layer
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
 from strategist.facts.tensors import ddp_buckets
 from strategist.facts.weights import Matrix
-from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Column, Reals
-from strategist.space.shares import Group, is_plain_data_parallel, layers, matrix_elements, state_shards
+from strategist.records import dataclass, replace
+from strategist.space.candidates import Candidates, Column, Mask, Reals
+from strategist.space.shares import (
+    Group,
+    expert_elements,
+    is_plain_data_parallel,
+    layers,
+    matrix_elements,
+    state_shards,
+)
 from strategist.space.traffic import Frozen
 
 
@@ -35,22 +43,48 @@ def trained_share(shape: ModelShape, group: Group) -> Share:
 
 def quantised_share(shape: ModelShape, group: Group) -> Share:
     """What rests in four bits under QLoRA: the frozen matrices of the layers."""
-    return _share(shape, group, lambda matrix: shape.method == "qlora" and not matrix.is_adapter)
+    dense, experts = _quantised_dense(shape, group), quantised_experts(shape, group)
+    return Share(dense.whole + experts.whole, dense.sharded + experts.sharded, dense.padded + experts.padded)
+
+
+def _quantised_dense(shape: ModelShape, group: Group) -> Share:
+    """Of these all but the routed experts."""
+    wanted = shape.method == "qlora"
+    return _share(shape, group, lambda matrix: wanted and not (matrix.is_adapter or matrix.is_expert))
+
+
+def quantised_experts(shape: ModelShape, group: Group) -> Share:
+    """The routed experts among them."""
+    if shape.method != "qlora":
+        none: Reals = np.zeros((len(group.stages), len(group.candidates))).T
+        return Share(none, none, none)
+    return _spread(group, lambda c, shards: _experts_CK(shape, c, shards))
+
+
+def _experts_CK(shape: ModelShape, c: Candidates, shards: Column) -> Reals:
+    """Elements of the routed experts of one layer of each sort, biases left out, (C, K)."""
+    weights = (Layer(tuple(replace(m, bias=False) for m in layer.matrices), (), 0) for layer in layers(shape))
+    return np.stack([expert_elements(layer, c["ep"], c["etp"], shards) for layer in weights], axis=1)
 
 
 def _share(shape: ModelShape, group: Group, wanted: Callable[[Matrix], bool]) -> Share:
+    return _spread(group, lambda c, shards: _elements_CK(shape, c, shards, wanted))
+
+
+def _spread(group: Group, elements_CK: Callable[[Candidates, Column], Reals]) -> Share:
+    """Elements of one layer of each sort on the fullest of some shards, as those of stages."""
     c = group.meshes
     shards = state_shards(c)
 
     def spread(ranks: Column) -> Reals:
-        return group.layers_of(_elements_CK(shape, c, ranks, wanted)).T.take(group.mesh_of, axis=-1).T
+        return group.layers_of(elements_CK(c, ranks)).T.take(group.mesh_of, axis=-1).T
 
     sharded = spread(shards)
     return Share(spread(np.ones_like(shards)), sharded, sharded * state_shards(group.candidates)[:, None])
 
 
 def _elements_CK(shape: ModelShape, c: Candidates, shards: Column, wanted: Callable[[Matrix], bool]) -> Reals:
-    """Elements of some matrices of one layer of each sort, biases left out, (C, K)."""
+    """Elements of some matrices of one layer of each sort, none of them experts, biases left out, (C, K)."""
     columns = [
         matrix_elements(layer, c, shards)
         @ np.array([wanted(m) * m.inputs / (m.inputs + m.bias) for m in layer.matrices], np.float64)
@@ -71,7 +105,7 @@ def frozen_traffic(job: Job, group: Group) -> Frozen:
     """Gradients of adapters, reduced layer by layer, or in DDP's buckets; of quantised matrices the codes and scales travel."""
     c, shape = group.candidates, job.model
     pads = (c["zero"] >= 2)[:, None]
-    trained, packed = (share(shape, group) for share in (trained_share, quantised_share))
+    trained, packed = trained_share(shape, group), _quantised_dense(shape, group)
     buckets = ddp_buckets(shape, BYTES[job.formats.gradient])
     in_layers = np.broadcast_to(1.0 * group.layers_S, trained.whole.shape)
     return Frozen(
@@ -81,8 +115,20 @@ def frozen_traffic(job: Job, group: Group) -> Frozen:
             1.0 * buckets,
             in_layers,
         ),
-        spared=(BYTES[job.formats.compute] - QUANTISED_BYTES) * np.where(pads, packed.padded, packed.whole),
+        spared=_spared_bytes(job, pads, packed),
     )
+
+
+def frozen_experts(job: Job, group: Group) -> Frozen:
+    """The same of routed experts, beside which no adapter stands: nothing of them is reduced."""
+    packed = quantised_experts(job.model, group)
+    none = 0.0 * packed.whole
+    return Frozen(trained=none, units=none, spared=_spared_bytes(job, (group.candidates["zero"] >= 2)[:, None], packed))
+
+
+def _spared_bytes(job: Job, pads: Mask, packed: Share) -> Reals:
+    """Bytes that gathered weights save where they travel as they rest."""
+    return (BYTES[job.formats.compute] - QUANTISED_BYTES) * np.where(pads, packed.padded, packed.whole)
 
 
 def gathered_bytes(job: Job) -> float:
@@ -91,9 +137,9 @@ def gathered_bytes(job: Job) -> float:
     if job.model.method != "qlora":
         return 1.0
     every = [matrix for layer in layers(job.model) for matrix in layer.matrices]
-    packed = sum(matrix.weights for matrix in every if not matrix.is_adapter)
+    packed = sum(matrix.copies * matrix.weights for matrix in every if not matrix.is_adapter)
     compute = BYTES[job.formats.compute]
-    total = sum(matrix.weights for matrix in every)
+    total = sum(matrix.copies * matrix.weights for matrix in every)
     return (QUANTISED_BYTES * packed + compute * (total - packed)) / (compute * total)
 
 

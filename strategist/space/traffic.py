@@ -196,10 +196,14 @@ def _experts(job: Job, group: Group, full: Elements) -> Shared:
     alone = on_stages(has_own, (group.layers_SK * is_moe).sum(axis=1) * 1.0)
     shards = expert_shards(c)
     units = alone if has_units else np.minimum(alone, 1.0)
-    none, updates = np.zeros_like(full.experts), units
+    none, updates, beside = np.zeros_like(full.experts), units, None
     if has_units:
         updates = on_stages(c["ep"] > 1, 1.0 * tensors_S(job.model, group, "experts"))
-    return Shared(full.experts, full.experts, None, none, shards, units, units, updates)
+    if job.model.adapters is not None:
+        from strategist.space.adapters import frozen_experts
+
+        beside = frozen_experts(job, group)
+    return Shared(full.experts, full.experts, None, none, shards, units, units, updates, beside=beside)
 
 
 def _units(job: Job, group: Group) -> Reals:

@@ -86,7 +86,7 @@ def _unpacked_bytes(job: Job, layer: Layer) -> tuple[float, float]:
     """Bytes that are read and written to bring all quantised matrices of a layer back to the compute format, forward and backward."""
     if job.model.method != "qlora":
         return 0.0, 0.0
-    weights = sum(matrix.weights for matrix in layer.matrices if not matrix.is_adapter)
+    weights = sum(matrix.copies * matrix.weights for matrix in layer.matrices if not matrix.is_adapter)
     if job.profile.kernels.unpacks == "gptq":
         return _GPTQ_BYTES * weights, 0.0
     once = (QUANTISED_BYTES + BYTES[job.formats.compute]) * weights

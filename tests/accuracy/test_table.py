@@ -105,7 +105,7 @@ def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: P
             },
             "four bits",
         ),
-        ({"task": "qlora", "model": "mixtral-8x7b"}, "dense feed-forward"),
+        ({"task": "qlora", "model": "deepseek-v2-lite", "heads": "", "params_b": ""}, "plain attention"),
         ({"recompute_class": "partial"}, "which layers"),
         ({"recompute_class": "partial", "sharding_detail": '{"ckpt_layers":[1,0,0]}'}, "3 stages"),
         ({"model": "unheard-of"}, "unheard-of"),

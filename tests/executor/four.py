@@ -39,6 +39,13 @@ def in_four_bits(matrix: Tensor) -> Tensor:
     return torch.cat(kept).view_as(matrix)
 
 
+def _each_in_four_bits(weight: Tensor) -> Tensor:
+    """The same of a matrix, or of those of all experts (F, E, H), one by one."""
+    every = [weight] if weight.dim() == 2 else weight.unbind(1)
+    rounded_ones = [in_four_bits(matrix.contiguous()) for matrix in every]
+    return rounded_ones[0] if weight.dim() == 2 else torch.stack(rounded_ones, dim=1)
+
+
 def agrees(kept: Tensor, matrix: Tensor) -> bool:
     """Whether weights are what four bits keep of a matrix. bitsandbytes finds the border between two values of a scale within some
     millionths of the largest, so one block in twenty may have the neighbouring value."""
@@ -60,8 +67,8 @@ def trained_alone(
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.data = values[name].clone()
-            elif name.startswith("layers.") and parameter.dim() == 2 and is_rounded:
-                parameter.copy_(in_four_bits(values[name]))
+            elif name.startswith("layers.") and parameter.dim() > 1 and is_rounded:
+                parameter.copy_(_each_in_four_bits(values[name]))
     return losses_of(model, plain, torchs(model, learning_rate))
 
 
@@ -100,6 +107,15 @@ def carried(plan: Plan, folder: Path) -> dict[str, Tensor]:
         if isinstance(module, Packed):
             module.bits.data.copy_(whole[f"{name}.bits"])
             found[f"{name.removesuffix('.packed')}.weight"] = module.matrix(torch.float32)
+    return found
+
+
+def one_by_one(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights by name, those of stacked experts (F, E, H) as a matrix for each."""
+    found: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        every = weight.unbind(1) if weight.dim() == 3 else ()
+        found |= {f"{name}.{expert}.weight": one.contiguous() for expert, one in enumerate(every)} or {name: weight}
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from strategist.executor.support import layout_obstacles
 from strategist.facts.model import Adapters
-from tests.plans import FLOAT32, make_plan, tiny_gpt2, tiny_llama
+from tests.plans import FLOAT32, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
 
 EVERY = ("q", "k", "v", "o", "gate", "up", "down")
 ADAPTERS = Adapters(rank=3, alpha=6, targets=EVERY)
@@ -74,6 +74,15 @@ def test_layouts_that_nobody_tried_beside_adapters_are_refused(layout: dict[str,
     shape = tiny_llama(adapters=ADAPTERS)
     assert any(words in obstacle.sentence for obstacle in layout_obstacles(make_plan(shape, **layout)))
     assert not layout_obstacles(make_plan(tiny_llama(), **layout))
+
+
+@pytest.mark.parametrize("beside", ["gate", "down"])
+def test_adapters_beside_experts_are_refused(beside: str) -> None:
+    """A plan that puts adapters where a mixture's experts are is not trained without them; beside attention it is no obstacle."""
+    some = replace(ADAPTERS, targets=("q", "v"))
+    (found,) = layout_obstacles(make_plan(tiny_mixtral(adapters=replace(some, targets=("q", beside)))))
+    assert (found.code, f"beside {beside} of a mixture" in found.sentence) == ("UNSUPPORTED", True)
+    assert not layout_obstacles(make_plan(tiny_mixtral(adapters=some)))
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 
 from strategist.errors import InputError
 from strategist.executor.support import layout_obstacles, require_packages
-from strategist.facts.model import Adapters
-from tests.plans import FLOAT32, make_plan, tiny_gpt2, tiny_llama
+from strategist.facts.model import Adapters, ModelShape
+from tests.plans import FLOAT32, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
 
 EVERY = Adapters(method="qlora", rank=4, alpha=8, targets=("q", "k", "v", "o", "gate", "up", "down"))
 SOME = replace(EVERY, rank=2, targets=("q", "v"))
+OF_ATTENTION = replace(EVERY, targets=("q", "k", "v", "o"))
 BF16 = replace(FLOAT32, parameter="bfloat16", compute="bfloat16")
 BOUNDS = {"float32": 5e-6, "bfloat16": 5e-3}
 """Of losses over twenty updates, as for every layout in that format."""
@@ -26,6 +28,8 @@ LAYOUTS: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "zero2": (tiny_llama(adapters=SOME, tied=True), {"dp_shard": 2, "zero": 2, "recompute": "full"}, FLOAT32),
     "fsdp4": (tiny_gpt2(adapters=replace(EVERY, targets=("q", "k", "v", "o", "up", "down"))), {"dp_shard": 4, "zero": 3}, FLOAT32),
     "hsdp-bf16": (tiny_llama(adapters=EVERY), {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, BF16),
+    "moe-ddp2": (tiny_mixtral(adapters=OF_ATTENTION), {"dp_replicate": 2, "recompute": "selective"}, FLOAT32),
+    "moe-fsdp2": (tiny_mixtral(adapters=OF_ATTENTION, moe={"shared_ffn": 16, "shared_gate": True}), {"dp_shard": 2, "zero": 3, "accumulation": 2}, FLOAT32),
 }  # fmt: skip
 
 
@@ -103,17 +107,24 @@ def test_checkpoints_hold_the_base_of_four_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_weights_of_hugging_face_are_rounded_as_they_come_in(tmp_path: Path) -> None:
-    """Each matrix of the layers is what four bits keep of the one in the files, on two ranks that share it."""
-    from tests.executor.four import agrees, carried, exported
+@pytest.mark.parametrize(
+    ("make", "adapters", "matrices"),
+    [(tiny_llama, EVERY, 7), (tiny_mixtral, OF_ATTENTION, 4 + 1 + 3 * 4)],
+    ids=["dense", "experts"],
+)
+def test_weights_of_hugging_face_are_rounded_as_they_come_in(
+    make: Callable[..., ModelShape], adapters: Adapters, matrices: int, tmp_path: Path
+) -> None:
+    """Each matrix of the layers is what four bits keep of the one in the files, on two ranks that share it: in a mixture the router too, and experts one by one."""
+    from tests.executor.four import agrees, carried, exported, one_by_one
     from tests.executor.harness import run_ranks
 
-    shape = tiny_llama(adapters=EVERY)
-    (theirs,) = run_ranks(1, exported, make_plan(tiny_llama(), formats=FLOAT32), tmp_path)
-    plan = make_plan(shape, formats=FLOAT32, dp_shard=2, zero=3)
+    (theirs,) = run_ranks(1, exported, make_plan(make(), formats=FLOAT32), tmp_path)
+    whole = one_by_one(theirs)
+    plan = make_plan(make(adapters=adapters), formats=FLOAT32, dp_shard=2, zero=3)
     for found in run_ranks(2, carried, plan, tmp_path / "files"):
-        assert len(found) == shape.layers * len(EVERY.targets)
-        assert all(agrees(value, theirs[name]) for name, value in found.items())
+        assert len(found) == plan.model.layers * matrices
+        assert all(agrees(value, whole[name]) for name, value in found.items())
 
 
 @pytest.mark.slow

@@ -250,6 +250,7 @@ UNEVEN = (
     Case("moe-ddp2", PLAIN | {"accumulation": 3, "uneven_batch": uneven((1, 3), (1, 1))}, SHARED_EXPERT, ragged=True, clip=0.5, model=tiny_mixtral),
 )  # fmt: skip
 ADAPTED = {"adapters": Adapters(rank=3, alpha=6, targets=("q", "k", "v", "o", "gate", "up", "down"))}
+OF_ATTENTION = {"adapters": Adapters(rank=3, alpha=6, targets=("q", "k", "v", "o"))}
 LORA = (
     Case("single", {"accumulation": 2, "recompute": "selective"}, ADAPTED, ragged=True),
     Case("ddp2", PLAIN | {"accumulation": 2}, ADAPTED, ragged=True, clip=0.5),
@@ -257,6 +258,8 @@ LORA = (
     Case("zero3", SHARDED | {"recompute": "full"}, ADAPTED | {"vocab": 63, "qkv_bias": True}, ragged=True, clip=0.5),
     Case("fsdp4-some", {"dp_shard": 4, "zero": 3}, {"adapters": Adapters(rank=2, alpha=4, targets=("q", "v"))}, clip=0.5),
     Case("hsdp", SHARDED | PLAIN, ADAPTED | {"qk_norm": "head"}, ragged=True, clip=0.5),
+    Case("moe-ddp2", PLAIN | {"accumulation": 2}, OF_ATTENTION, ragged=True, clip=0.5, model=tiny_mixtral),
+    Case("moe-zero3", SHARDED | {"recompute": "selective"}, OF_ATTENTION | SHARED_EXPERT, ragged=True, clip=0.5, model=tiny_mixtral),
     Case("gpt-hsdp", SHARDED | PLAIN | {"recompute": "full"}, {"adapters": Adapters(rank=4, alpha=4, targets=("q", "k", "v", "o", "up", "down"))}, clip=0.5, model=tiny_gpt2),
 )  # fmt: skip
 MUON = (

@@ -19,7 +19,7 @@ from strategist.document.estimate import MOMENTS
 from strategist.document.observed import RankObservation
 from strategist.document.plan import NumberFormats, Plan, Stage
 from strategist.executor.support import layout_obstacles
-from strategist.facts.adapters import TARGETS, as_trained, with_adapters
+from strategist.facts.adapters import ATTENTION, TARGETS, as_trained, with_adapters
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model
@@ -463,6 +463,14 @@ ADAPTED = tuple(
         ("qlora", "llama-3.2-1b", 64, ("q", "v"), 4096, "bf16", {"dp_shard": 8, "zero": 3, "accumulation": 2}),
         ("qlora", "qwen2.5-7b", 16, TARGETS, 2048, "bf16", {"dp_replicate": 4, "dp_shard": 8, "zero": 2, "recompute": "selective"}),
         ("qlora", "opt-1.3b", 32, TARGETS, 2048, "fp32", {"dp_replicate": 8, "micro_batch": 2}),
+        ("lora", "olmoe-1b-7b", 16, ATTENTION, 2048, "bf16", {"micro_batch": 2, "accumulation": 2}),
+        ("lora", "mixtral-8x7b", 16, ATTENTION, 2048, "bf16", {"dp_shard": 8, "zero": 3}),
+        ("lora", "mixtral-8x7b", 64, ("q", "v"), 2048, "bf16", {"dp_replicate": 4, "dp_shard": 8, "zero": 3, "recompute": "full", "micro_batch": 2}),
+        ("lora", "deepseek-moe-16b", 16, ATTENTION, 4096, "bf16", {"dp_shard": 8, "zero": 2, "recompute": "selective", "accumulation": 2}),
+        ("lora", "olmoe-1b-7b", 8, ("q", "v"), 2048, "fp32", {"dp_replicate": 8, "accumulation": 2}),
+        ("qlora", "mixtral-8x7b", 16, ATTENTION, 2048, "bf16", {"dp_replicate": 8, "recompute": "full"}),
+        ("qlora", "mixtral-8x7b", 16, ATTENTION, 2048, "bf16", {"dp_shard": 8, "zero": 3, "accumulation": 2}),
+        ("qlora", "deepseek-moe-16b", 16, ("q", "v"), 2048, "bf16", {"micro_batch": 2, "recompute": "selective"}),
     ))
 )  # fmt: skip
 """Adapters beside frozen weights, of full length or of four bits."""

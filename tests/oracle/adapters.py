@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from strategist.facts.job import Job
-from strategist.facts.model import LayerKind, ModelShape
+from strategist.facts.model import LayerKind, ModelShape, layer_counts
 from strategist.facts.profile import BYTES
 from tests.oracle.parameters import shards, up
 from tests.oracle.stages import Layout
@@ -15,7 +15,7 @@ BITS = 4 + (8 + 32 / 256) / 64
 
 
 def sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of the matrices of a plain layer."""
+    """(inputs, outputs) of the matrices of a layer without experts."""
     h, q, kv, f = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.ffn_hidden
     gate = {"gate": (h, f)} if shape.mlp_gated else {}
     return {"q": (h, q), "k": (h, kv), "v": (h, kv), "o": (q, h), **gate, "up": (h, f), "down": (f, h)}
@@ -53,10 +53,34 @@ def trained(shape: ModelShape, kinds: Sequence[LayerKind], k: int) -> int:
     return len(kinds) * sum(up(r, k) * inputs + up(outputs, k) * r for inputs, outputs in targets(shape))
 
 
-def packed(shape: ModelShape, kinds: Sequence[LayerKind], k: int) -> int:
-    """Elements that rest in four bits on the fullest of k shards."""
-    every = sizes(shape).values() if shape.method == "qlora" else ()
-    return len(kinds) * sum(up(outputs, k) * inputs for inputs, outputs in every)
+def frozen_matrices(shape: ModelShape, kind: LayerKind, *, experts: bool) -> list[tuple[int, int, int]]:
+    """Of a layer's routed experts, or of all its other matrices: rows by which ranks share one, what a row has, how many there are."""
+    h, moe, every = shape.hidden, shape.moe, sizes(shape)
+    gates = 1 if shape.mlp_gated else 0
+    if kind.ffn != "moe" or moe is None:
+        return [] if experts else [(outputs, inputs, 1) for inputs, outputs in every.values()]
+    if experts:
+        return [(moe.ffn, moe.latent or h, (2 + gates) * moe.experts)]
+    found = [(outputs, inputs, 1) for name, (inputs, outputs) in every.items() if name in ("q", "k", "v", "o")]
+    found += [(moe.experts, h, 1)]
+    found += [(moe.latent, h, 1), (h, moe.latent, 1)] if moe.latent else []
+    if moe.shared_ffn:
+        found += [(moe.shared_ffn, h, 1 + gates), (h, moe.shared_ffn, 1)]
+        found += [(1, h, 1)] if moe.shared_gate else []
+    return found
+
+
+def packed(shape: ModelShape, kinds: Sequence[LayerKind], k: int, *, experts: bool) -> int:
+    """Elements that rest in four bits on the fullest of k shards, of routed experts or of all else."""
+    if shape.method != "qlora":
+        return 0
+    every = [matrix for kind in kinds for matrix in frozen_matrices(shape, kind, experts=experts)]
+    return sum(up(rows, k) * width * copies for rows, width, copies in every)
+
+
+def packed_in_all(shape: ModelShape, kinds: Sequence[LayerKind], k: int) -> int:
+    """The same of all matrices."""
+    return sum(packed(shape, kinds, k, experts=experts) for experts in (False, True))
 
 
 def unpacking(job: Job, number: float) -> tuple[float, float]:
@@ -71,7 +95,7 @@ def states(job: Job, layout: Layout, kinds: Sequence[LayerKind], whole: float, s
     k = shards(layout)
     formats, work = job.formats, job.workload
     kept, all_ = (k, sharded) if layout["zero"] >= 2 else (1, whole)
-    own, four = trained(job.model, kinds, kept), packed(job.model, kinds, kept)
+    own, four = trained(job.model, kinds, kept), packed_in_all(job.model, kinds, kept)
     c, g = BYTES[formats.compute], BYTES[formats.gradient]
     return {
         "parameters": c * (all_ - own - four) + BITS / 8 * four + g * own,
@@ -81,11 +105,11 @@ def states(job: Job, layout: Layout, kinds: Sequence[LayerKind], whole: float, s
 
 
 def travelling(job: Job) -> float:
-    """What a gathered weight of a layer takes, over the bytes of the compute format."""
+    """What a gathered weight of a layer takes, over the bytes of the compute format, one layer of each sort together."""
     if job.model.method != "qlora":
         return 1.0
-    c, kinds = BYTES[job.formats.compute], [LayerKind("attention", "dense")]
-    four, own = packed(job.model, kinds, 1), trained(job.model, kinds, 1)
+    c, kinds = BYTES[job.formats.compute], list(layer_counts(job.model))
+    four, own = packed_in_all(job.model, kinds, 1), trained(job.model, kinds, 1)
     return (BITS / 8 * four + c * own) / (c * (four + own))
 
 
@@ -96,9 +120,11 @@ def low_copies(job: Job, elements: float) -> float:
 
 
 def unpacked(job: Job) -> float:
-    """Bytes of the largest matrix when it multiplies."""
-    largest = max(inputs * outputs for inputs, outputs in sizes(job.model).values())
-    return BYTES[job.formats.compute] * largest if job.model.method == "qlora" else 0.0
+    """Bytes of the largest matrix when it multiplies; each expert's is brought back by itself."""
+    if job.model.method != "qlora":
+        return 0.0
+    every = (frozen_matrices(job.model, kind, experts=e) for kind in layer_counts(job.model) for e in (False, True))
+    return BYTES[job.formats.compute] * max(rows * width for matrices in every for rows, width, _ in matrices)
 
 
 def first_norm(job: Job, layout: Layout, tokens: float) -> float:

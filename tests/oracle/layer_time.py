@@ -261,7 +261,7 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
         )
     number, T, rate = BYTES[job.formats.compute], tokens(job, layout), memory_Bps(device_of(job))
     first, second = adapters.unpacking(job, number)
-    packed = adapters.packed(shape, [kind], 1)
+    packed = adapters.packed_in_all(shape, [kind], 1)
     there, back = adapters.moved_beside(job)
     forward = once + (number * T * there + packed * first) / rate
     return Pass(

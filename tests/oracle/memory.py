@@ -1158,11 +1158,15 @@ class Stage:
         moe = self.job.model.moe
         streams = self._came() + self.whole / self.own_tokens * bool(moe and moe.shared_ffn)
         matrices = 3 if self.job.model.mlp_gated else 2
-        routed = self._elements(kind, _is_expert)
+        routed = self._trained_experts(kind)
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer", "ffn")
         back = self._rows(kind, _again, "mixer", "exchanged", "ffn")
         shared = self._elements(kind, _is_shared)
         return LayerAt(streams + self.stream + self.c * routed + back, freed, shared, routed / matrices)
+
+    def _trained_experts(self, kind: LayerKind) -> float:
+        """Elements of routed experts that get gradients: none beside adapters."""
+        return self._elements(kind, _is_expert) if self.job.model.adapters is None else 0.0
 
     def _one_expert(self, kind: LayerKind) -> LayerAt:
         """The first expert to go backward, behind its activation."""
@@ -1171,13 +1175,14 @@ class Stage:
         width = moe.ffn / a["etp"] / experts if moe else 0.0
         one, every = self.T * width * self.c * copies / self.own_tokens * busiest(self.job, a), self._came()
         matrices = 3 if shape.mlp_gated else 2
-        own = self.c * self._elements(kind, _is_expert) / matrices / experts
+        own = self.c * self._trained_experts(kind) / matrices / experts
         kept = a["recompute"] == "none"
         temporaries = matrices * one + own + self.stream + (every if experts > 1 else 0.0)
         back = _bytes_of(self.job, self.a, kind, _again, named=_is_of_routed)
-        temporaries += back - (0.0 if kept else one + self._sent())
+        gone = self._sent() + (one if shape.adapters is None else 0.0)  # a frozen matrix has no use for its input
+        temporaries += back - (0.0 if kept else gone)
         shared, waits, through = self._shared_are_through(kind)
-        freed = self._rows(kind, _used) + (one + self._sent() if kept else 0.0)
+        freed = self._rows(kind, _used) + (gone if kept else 0.0)
         return LayerAt(temporaries + waits, freed + through, shared)
 
     def _inputs_of_one(self, kind: LayerKind) -> LayerAt:
@@ -1188,7 +1193,7 @@ class Stage:
         one = given / count
         product = one * (moe.ffn / (moe.latent or shape.hidden) / a["etp"] if moe else 0.0)
         works = 2 * one + product if shape.mlp_gated else one + product
-        own = self.c * self._elements(kind, _is_expert) / count
+        own = self.c * self._trained_experts(kind) / count
         kept, used, again = (
             _bytes_of(self.job, a, kind, wanted, named=_made_by_experts) / count for wanted in (_kept, _used, _again)
         )

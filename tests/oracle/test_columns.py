@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from strategist.document.estimate import MOMENTS
 from strategist.errors import ImpossibleError
-from strategist.facts.adapters import TARGETS, as_trained, with_adapters
+from strategist.facts.adapters import ATTENTION, TARGETS, as_trained, with_adapters
 from strategist.facts.clusters import load_cluster
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
@@ -85,15 +85,16 @@ def _of_data_alone(draw: Draw, job: Job) -> dict[str, Any]:
 
 @st.composite
 def adapted_cases(draw: Draw) -> Case:
-    """Adapters of any rank beside some matrices of a plain decoder, frozen weights quantised or not, replicated or sharded."""
-    drawn = draw(jobs(models=dense_shapes()))
-    targets = draw(st.lists(st.sampled_from(TARGETS), min_size=1, unique=True))
+    """Adapters of any rank beside some matrices of a decoder, of attention in a mixture of experts, frozen weights quantised or not, replicated or
+    sharded."""
+    drawn = draw(jobs(models=st.one_of(dense_shapes(), moe_shapes())))
+    can = TARGETS if drawn.model.moe is None else ATTENTION
+    targets = draw(st.lists(st.sampled_from(can), min_size=1, unique=True))
     method, rank = draw(st.sampled_from(("lora", "qlora"))), draw(st.sampled_from((1, 7, 64)))
-    plain = replace(drawn.model, moe=None)
     try:
-        shape = with_adapters(plain, method, rank, targets)
+        shape = with_adapters(drawn.model, method, rank, targets)
     except ImpossibleError:  # a gate alone, and the model has none
-        shape = with_adapters(plain, method, rank)
+        shape = with_adapters(drawn.model, method, rank, can)
     kernels = replace(drawn.profile.kernels, unpacks=draw(st.sampled_from(("nf4", "gptq"))))
     job = as_trained(replace(drawn, model=shape, profile=replace(drawn.profile, kernels=kernels)))
     world = job.cluster.world

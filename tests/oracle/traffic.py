@@ -42,6 +42,9 @@ from tests.oracle.stages import Layout, computed_again, last_stage, turns_back
 from tests.oracle.tiles import repeated, tiles_of
 from tests.oracle.tiles import units as tile_units
 
+Beside = tuple[float, float, float]
+"""Beside frozen weights: elements that are reduced, in how many collectives, and bytes that gathered weights save in four bits."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -343,7 +346,7 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
         expert_units, layers, tensors = alone, of_layers, _tensors(job, layout, stage, kinds)
     if job.profile.updates == "ranks":
         tensors = sharded[0]
-    beside = _beside(job, layout, kinds) if job.model.adapters is not None else None
+    beside, of_experts = (None, None) if job.model.adapters is None else _beside(job, layout, kinds)
     there = _still_there(job, layout, whole)
     for row in _data_rows(
         job, layout, (whole.dense, in_layers), ranks, sharded, (units, layers, tensors), beside, there
@@ -374,7 +377,7 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
     pieces = (expert_units, expert_units, sent_apart if job.profile.has_units else expert_units)
     sharing = replicas if expert_shards(layout) > 1 else 1
     everybody = replicas if layout["zero"] < 2 else sharing
-    yield from _data_rows(job, layout, own, (everybody, apart), (sharing, apart), pieces)
+    yield from _data_rows(job, layout, own, (everybody, apart), (sharing, apart), pieces, of_experts)
     if layout["zero"] >= 2:
         times = _between_replicas(job, layout)
         across = (replicate, tp * cp * shard)
@@ -383,14 +386,11 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
         )
         dense = Row("dp", "all-reduce", "backward", own / (shard * cp), times, *across, pieces_)
         yield changed(dense, alone=_before_and_a_layer(job, dense, whole, len(kinds), beside))
-        yield Row(
-            "dp", "all-reduce", "backward", r * whole.experts / expert_shards(layout), times, *across, expert_units
-        )
+        reduced = whole.experts if of_experts is None else 0.0
+        yield Row("dp", "all-reduce", "backward", r * reduced / expert_shards(layout), times, *across, expert_units)
 
 
-def _before_and_a_layer(
-    job: Job, row: Row, whole: Held, layers: int, beside: tuple[float, float, float] | None
-) -> float | None:
+def _before_and_a_layer(job: Job, row: Row, whole: Held, layers: int, beside: Beside | None) -> float | None:
     """The part of a row that is the embedding's and the first layer's: of gathers in forward, of gradients and of updated weights, unless
     adapters in the layers have all of the gradients."""
     is_gather = row.op == "all-gather" and row.behind == "forward"
@@ -440,14 +440,16 @@ def _buckets(job: Job, away: tuple[int, int]) -> int:
     return len(full) + (held > 0)
 
 
-def _beside(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> tuple[float, float, float]:
+def _beside(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> tuple[Beside, Beside]:
     """Elements of all adapters, with padding where they are sharded; in how many collectives they are reduced; and bytes that
-    quantised weights save on the way."""
+    quantised weights save on the way. Apart from that the same of routed experts, which have no adapters."""
     k = shards(layout) if layout["zero"] >= 2 else 1
-    own, four = k * adapters.trained(job.model, kinds, k), k * adapters.packed(job.model, kinds, k)
+    own = k * adapters.trained(job.model, kinds, k)
     in_buckets = is_plain(job, layout) or not job.profile.has_units
     units = _buckets_of_adapters(job, kinds) if in_buckets else len(kinds)
-    return own, units, (BYTES[job.formats.compute] - adapters.BITS / 8) * four
+    saved = BYTES[job.formats.compute] - adapters.BITS / 8
+    four, in_experts = (k * adapters.packed(job.model, kinds, k, experts=experts) for experts in (False, True))
+    return (own, units, saved * four), (0.0, 0.0, saved * in_experts)
 
 
 def _buckets_of_adapters(job: Job, kinds: Sequence[LayerKind]) -> int:
@@ -477,7 +479,7 @@ def _data_rows(
     ranks: tuple[int, int],
     sharing: tuple[int, int],
     pieces: tuple[float, float, float],
-    beside: tuple[float, float, float] | None = None,
+    beside: Beside | None = None,
     there: float = 0.0,
 ) -> Iterator[Row]:
     """`ranks` reduce, `sharing` share the state; `pieces` of everything, of the layers, and of updated weights. `beside` adapters:

@@ -107,8 +107,43 @@ def test_what_has_no_meaning_is_refused(said: dict[str, Any], code: str) -> None
     assert refused.value.code == code
 
 
-@pytest.mark.parametrize("model", ["olmoe-1b-7b", "deepseek-v3", "mamba-2.8b"])
+@pytest.mark.parametrize("model", ["deepseek-v3", "mamba-2.8b"])
 def test_layers_of_other_parts_have_no_adapters_yet(model: str) -> None:
-    """Experts, latent attention and state spaces are refused by name."""
+    """Latent attention and state spaces are refused by name."""
     with pytest.raises(ImpossibleError, match=model):
         recommend(model, "dgx-h100", method="lora")
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "words"),
+    [
+        ("olmoe-1b-7b", "q,up", "olmoe-1b-7b adapters stand beside the matrices of attention alone, and up is none"),
+        ("olmoe-1b-7b", "gate,down", "gate, down are none"),
+        ("gpt2", "q,gate", "has no matrix gate in its layers"),
+    ],
+)
+def test_matrices_that_a_model_has_not_are_named(model: str, targets: str, words: str) -> None:
+    """Experts lie stacked, and some models have no gate: what was asked for is not left out in silence."""
+    with pytest.raises(ImpossibleError, match=words) as refused:
+        recommend(model, "dgx-h100", method="lora", lora_targets=targets)
+    assert refused.value.flag == "--lora-targets"
+
+
+@pytest.mark.slow
+def test_mixtures_have_adapters_beside_attention() -> None:
+    """Unasked beside its four matrices, which is printed; in four bits lie those of all experts too, and none of them is trained."""
+    lora, qlora = (
+        recommend("olmoe-1b-7b", "dgx-h100", seq_len=512, global_batch=16, top=1, method=method, pin="dp_replicate=8")
+        for method in ("lora", "qlora")
+    )
+    shape = lora.model
+    assert shape.adapters is not None
+    assert shape.moe is not None
+    assert shape.adapters.targets == ("q", "k", "v", "o")
+    assert any("stacked" in assumption.source for assumption in lora.assumptions)
+    width, experts = shape.hidden, 3 * shape.moe.experts * shape.moe.ffn * shape.hidden
+    assert held(lora, "optimizer") == 8 * shape.layers * 4 * 16 * 2 * width
+    router = shape.moe.experts * width
+    spared = held(lora, "parameters") - held(qlora, "parameters")
+    weights = shape.layers * (4 * width * width + experts + router)
+    assert spared == pytest.approx(weights * (16 - 4.126953125) / 8, abs=1)

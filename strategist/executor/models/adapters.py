@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from strategist.executor.models.experts import Experts
 from strategist.executor.models.four_bits import Levels, Packed
 from strategist.executor.tensor_styles import Linear
 from strategist.facts.model import Adapters
@@ -37,10 +38,12 @@ class LowRank(nn.Module):
 
 def add_adapters(model: nn.Module, adapters: Adapters) -> None:
     """Freeze all weights of a model and put adapters beside the linear layers of its blocks that are called as the targets say.
-    Under qlora all linear layers of the blocks rest in four bits."""
+    Under qlora all linear layers of the blocks rest in four bits, and all matrices of experts."""
     model.requires_grad_(False)
     levels = Levels()
     for name, module in list(model.named_modules()):
+        if isinstance(module, Experts) and adapters.method == "qlora":
+            module.pack(levels)
         if not isinstance(module, Linear):
             continue
         if adapters.method == "qlora":

@@ -8,6 +8,7 @@ for one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from strategist.executor.experts_apart import ExpertGroup
 from strategist.executor.models.feed_forward import ACTIVATIONS, FeedForward
+from strategist.executor.models.four_bits import Levels, Packed, PackedStack
 from strategist.executor.tensor_styles import Linear, part_here
 from strategist.facts.model import ModelShape, Moe
 
@@ -64,7 +66,7 @@ class Router(Linear):
 
 
 class Experts(nn.Module):
-    """The matrices of all experts, each stored F x E x H.
+    """The matrices of all experts, each stored F x E x H, or frozen in four bits, one expert after the other.
 
     The hidden width comes first because both tensor parallelism and FSDP2 cut there: FSDP2 shards dim 0 and pads it, and
     experts are often fewer than ranks.
@@ -73,22 +75,42 @@ class Experts(nn.Module):
     def __init__(self, shape: ModelShape, moe: Moe) -> None:
         super().__init__()
         size = (moe.ffn, moe.experts, shape.hidden)
-        self.gate = nn.Parameter(torch.empty(size)) if shape.mlp_gated else None
-        self.up = nn.Parameter(torch.empty(size))
-        self.down = nn.Parameter(torch.empty(size))
+        self.gate: Stack | None = nn.Parameter(torch.empty(size)) if shape.mlp_gated else None
+        self.up: Stack = nn.Parameter(torch.empty(size))
+        self.down: Stack = nn.Parameter(torch.empty(size))
         self.act = ACTIVATIONS[shape.mlp_act]
+
+    def pack(self, levels: Levels) -> None:
+        """Keep every matrix of every expert in four bits."""
+        for name, whole in list(self.named_parameters(recurse=False)):
+            delattr(self, name)
+            setattr(self, name, PackedStack(whole.shape, levels, lie=name == "down"))
 
     def forward(self, x: Tensor, counts: list[int]) -> Tensor:
         """x (n k, H), sorted by expert, to the same shape; `counts` rows for each expert."""
-        gates = [None] * len(counts) if self.gate is None else part_here(self.gate).unbind(1)
-        ups, downs = part_here(self.up).unbind(1), part_here(self.down).unbind(1)
+        gates = [None] * len(counts) if self.gate is None else _each(self.gate)
         groups = torch.split(x, counts)
-        return torch.cat([self._one(*group) for group in zip(groups, gates, ups, downs, strict=True)])
+        return torch.cat(
+            [self._one(*group) for group in zip(groups, gates, _each(self.up), _each(self.down), strict=True)]
+        )
 
-    def _one(self, x: Tensor, gate: Tensor | None, up: Tensor, down: Tensor) -> Tensor:
-        raised = nn.functional.linear(x, up)
-        inner = self.act(raised) if gate is None else self.act(nn.functional.linear(x, gate)) * raised
-        return inner @ down
+    def _one(self, x: Tensor, gate: Tensor | Packed | None, up: Tensor | Packed, down: Tensor | Packed) -> Tensor:
+        raised = _raised(x, up)
+        inner = self.act(raised) if gate is None else self.act(_raised(x, gate)) * raised
+        return down(inner) if isinstance(down, Packed) else inner @ down
+
+
+Stack = nn.Parameter | PackedStack
+"""One matrix of every expert."""
+
+
+def _each(stack: Stack) -> Sequence[Tensor | Packed]:
+    """The matrices of the experts that lie here."""
+    return stack.each() if isinstance(stack, PackedStack) else part_here(stack).unbind(1)
+
+
+def _raised(x: Tensor, matrix: Tensor | Packed) -> Tensor:
+    return matrix(x) if isinstance(matrix, Packed) else nn.functional.linear(x, matrix)
 
 
 class MixtureOfExperts(nn.Module):

@@ -8,6 +8,7 @@ in backward, and keeps neither it nor its input.
 
 from __future__ import annotations
 
+import re
 from itertools import accumulate
 from typing import Any
 
@@ -21,6 +22,8 @@ from strategist.records import dataclass
 
 BITS = ".packed.bits"
 """Ends the name of such bytes, behind that of their linear layer."""
+BITS_OF_ONE = re.compile(r"\.\d+\.bits$")
+"""Ends the name of those of one expert, behind that of the stack of all experts' matrices."""
 FLOAT32 = 4
 """Bytes of a float32 number."""
 
@@ -66,16 +69,21 @@ class Levels:
 
 
 class Packed(nn.Module):
-    """A frozen matrix (`rows`, `columns`) in four bits."""
+    """A frozen matrix (`rows`, `columns`) in four bits, which multiplies transposed, as a linear layer's does, or as it `lies`."""
 
-    def __init__(self, rows: int, columns: int, levels: Levels) -> None:
+    def __init__(self, rows: int, columns: int, levels: Levels, *, lies: bool = False) -> None:
         super().__init__()
         self.size, self.levels, self.places = torch.Size((rows, columns)), levels, places(rows, columns)
+        self.lies = lies
         self.bits = nn.Parameter(torch.empty(self.places.total, dtype=torch.uint8), requires_grad=False)
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x (..., columns) to (..., rows), in the format of x."""
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x (..., columns) to (..., rows), or where the matrix lies (..., rows) to (..., columns), in the format of x."""
         return _Product.apply(x, bias, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def factor(self, dtype: torch.dtype) -> Tensor:
+        """The weights as a linear layer has them, (outputs, inputs)."""
+        return self.matrix(dtype).t() if self.lies else self.matrix(dtype)
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
         """The weights that the bytes stand for, (rows, columns).
@@ -117,18 +125,32 @@ class Packed(nn.Module):
         return torch.cat([numbers.view(torch.uint8), scales, codes.flatten()])
 
 
+class PackedStack(nn.Module):
+    """One matrix of every expert (F, H) in four bits. No list of modules, which would look like a model's blocks."""
+
+    def __init__(self, size: torch.Size, levels: Levels, *, lie: bool) -> None:
+        super().__init__()
+        width, count, hidden = size
+        for number in range(count):
+            self.add_module(str(number), Packed(width, hidden, levels, lies=lie))
+
+    def each(self) -> list[Packed]:
+        """Every expert's."""
+        return [one for one in self.children() if isinstance(one, Packed)]
+
+
 class _Product(torch.autograd.Function):
-    """x times the transposed matrix. Nothing is kept but the bytes, which stay where they are."""
+    """What a linear layer of these weights makes of x. Nothing is kept but the bytes, which stay where they are."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, packed: Packed) -> Tensor:
         ctx.packed = packed
-        return nn.functional.linear(x, packed.matrix(x.dtype), bias)
+        return nn.functional.linear(x, packed.factor(x.dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
-        return gradient @ ctx.packed.matrix(gradient.dtype), None, None
+        return gradient @ ctx.packed.factor(gradient.dtype), None, None
 
 
 def _functional() -> Any:
