@@ -164,7 +164,7 @@ MISSING = (
     "a torchrun inside `bash -c` of a batch script is not looked at.",
     "Of rehearsals on a GPU (docs/decisions/0157): with torch 2.11 alone, which cannot show selective recomputation; Llama with tp = 2 and sequence parallelism ended "
     "in gradients that are no numbers, and why is not known; what a trace lacks, torch's room for cuBLAS and more of GPT-2. Planned with are attention, loss, updates, launches, odd rows (docs/decisions/0159) and units of FSDP2 (0161), not norms, nor what cutting tensors costs the host.",
-    "Beside adapters (`--method`) no tp, pp, cp, ep, ZeRO-1, offload or fp16; none beside experts, latent attention or state spaces; they are not merged into "
+    "Beside adapters (`--method`) no tp, pp, cp, ep, ZeRO-1, offload or fp16; none beside latent attention or state spaces, and in mixtures beside attention alone (docs/decisions/0224); they are not merged into "
     "weights, and of targets only LLaMA-Factory's and our own launchers say them. Beside weights of four bits no compiled blocks, no paged optimizer, and "
     "embedding and head stay in 16 or 32 bits; their kernels ran on CPUs only, and nothing of them was rehearsed.",
     "Of experts that get more tokens than others (`--expert-imbalance`): a ratio for each layer, tokens dropped over a capacity, experts of one rank that differ, rehearsals "
