@@ -135,11 +135,12 @@ def _word(value: Any) -> str:
 def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None, extras: Extras | None = None) -> Plan:
     """The Plan for a complete question, with what our own executor cannot run yet said beside it; not yet finished."""
     plan = planner.recommend(asked.question, asked.request, asked.assumptions, top=top, log=log, extras=extras)
-    plan = replace(plan, hints=(*plan.hints, *_unlooked(asked, extras), *asked.notes, *_not_executable(plan)))
-    if asked.request.purpose:
+    needs_another = _not_executable(plan)
+    plan = replace(plan, hints=(*plan.hints, *_unlooked(asked, extras), *asked.notes, *needs_another))
+    if purpose := asked.request.purpose or ("unsure" if needs_another else None):
         from strategist.frontend import chosen_frontend  # every target's module: few questions ask for one
 
-        plan = replace(plan, frontend=chosen_frontend(plan, asked.request.purpose, asked.question.rule_folders))
+        plan = replace(plan, frontend=chosen_frontend(plan, purpose, asked.question.rule_folders))
     if plan.hardware_is_assumed:
         plan = replace(plan, ladder=smallest_machines(asked.question, plan.time.step.value))
     return plan

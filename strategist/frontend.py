@@ -171,7 +171,7 @@ def target_of(plan: Plan) -> tuple[str, str]:
             "UNSUPPORTED",
             "No target can say this plan.",
             flag="--to",
-            hint="`strategist emit PLAN --to torchrun` says why not; plan with --frontend torchrun for one that can be run.",
+            hint="`strategist emit PLAN --to TARGET` says why not; plan with --frontend and a target of `strategist emit --list`.",
         )
     return found.target, found.words
 

@@ -328,14 +328,25 @@ def hint_lines(plan: Costed, width: int) -> Iterator[Line]:
 
 
 def _next(saved: str | None, plan: Plan, width: int) -> Iterator[Line]:
-    """What to type next; the plan's own file where it was written to one. A plan for what our executor does not run is launched by its
-    files."""
+    """What to type next; the plan's own file where it was written to one."""
     yield line("")
     path = saved or "plan.json"
-    named = plan.request.frontend if plan.frontend is None else plan.frontend.target
-    target = "torchrun" if named in ("any", "strategist") else named
-    is_ours = engine_of(plan.request.frontend) in ("any", "strategist")
-    starts = f"strategist run {path}" if is_ours else "job/launch.sh"
-    steps = [f"strategist explain {path}", f"strategist emit {path} --to {target} --out job", starts]
     first = [] if saved else [f"strategist plan ... --out {path}"]
-    yield from wrapped("next", phrases([*first, *steps], gap="   "), width, indent=INDENT, style="dim")
+    steps = [*first, f"strategist explain {path}", *_starts(path, plan)]
+    yield from wrapped("next", phrases(steps, gap="   "), width, indent=INDENT, style="dim")
+
+
+def _starts(path: str, plan: Plan) -> tuple[str, ...]:
+    """What writes the files of a plan and starts it. One for what our executor does not run is launched by its files; where no front end can say
+    it, a program brings the module."""
+    named = plan.request.frontend if plan.frontend is None else plan.frontend.target
+    can_run = "W_NOT_EXECUTABLE" not in {hint.code for hint in plan.hints}
+    if can_run or plan.frontend is not None:
+        target = "torchrun" if named in ("any", "strategist") else named
+        is_ours = can_run and engine_of(plan.request.frontend) in ("any", "strategist")
+        return (
+            f"strategist emit {path} --to {target} --out job",
+            f"strategist run {path}" if is_ours else "job/launch.sh",
+        )
+    is_cut = max(plan.mesh.tp, plan.mesh.pp, plan.mesh.cp, plan.mesh.ep) > 1
+    return () if is_cut else (f"strategist run {path} -- python train.py",)

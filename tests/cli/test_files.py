@@ -218,3 +218,32 @@ def test_emit_into_a_file(tmp_path: Path) -> None:
     plan = plan_file(tmp_path)
     ran = call("emit", plan, "--to", "torchrun", "--out", plan, "--json")
     assert (ran.code, ran.error["code"]) == (2, "E_NOT_A_FILE")
+
+
+RUN, SCRIPT, FILES = "strategist run plan.json", "strategist run plan.json -- python train.py", "job/launch.sh"
+
+
+@pytest.mark.parametrize(
+    ("model", "target", "start"),
+    [
+        ("llama-3.2-1b", "torchrun", RUN),
+        ("t5-3b", "accelerate", FILES),
+        ("mamba-2.8b", "fabric", FILES),
+        ("gpt-neox-20b", None, SCRIPT),
+    ],
+)
+def test_what_comes_next_is_possible(
+    model: str, target: str | None, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that a report ends with writes files. `run` stands there alone only where the built-in model is the one that was planned,
+    and where no front end can say the plan, with a program that brings the module."""
+    monkeypatch.chdir(tmp_path)
+    job = ("--hardware", "dgx-h100", "--seq-len", "512", "--global-batch", "64")
+    said = call("plan", "--model", model, *job, "--out", "plan.json").out
+    words = " ".join(said[said.index("\nnext") :].split())
+    assert words.endswith(start)
+    assert ("strategist emit" in words) == (target is not None)
+    if target is not None:
+        assert f"strategist emit plan.json --to {target} --out job" in words
+        assert call("emit", "plan.json", "--to", target, "--out", "job").code == 0
+        assert (tmp_path / FILES).exists()
