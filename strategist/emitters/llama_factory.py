@@ -91,6 +91,11 @@ ADAPTERS = (
         "or fp32 ones.",
     ),
     Clash(
+        holds=lambda plan: plan.model.method == "qlora" and plan.model.moe is not None,
+        sentence="model.method = qlora beside experts: bitsandbytes packs linear layers, and Transformers 5 keeps the experts of a layer in one "
+        "parameter, which would stay in 16 bits.",
+    ),
+    Clash(
         holds=_has_other_names,
         sentence="model.family: adapters stand beside matrices by their names, and those of this family are not known.",
     ),

@@ -15,7 +15,7 @@ from strategist.emitters import EMITTERS
 from strategist.facts.model import Adapters
 from strategist.readers.foreign import keys_of
 from tests.emitters.grid import plan_for
-from tests.plans import FLOAT32, tiny_gpt2, tiny_llama
+from tests.plans import FLOAT32, tiny_gpt2, tiny_llama, tiny_mixtral
 from tests.readers.reading import read_file
 
 LORA = Adapters(rank=4, alpha=8, targets=("q", "v", "down"))
@@ -79,3 +79,15 @@ def test_llama_factory_refuses_what_its_file_would_say_otherwise(choices: dict[s
     with pytest.raises(StrategistError, match=r"model\.family"):
         shape = tiny_gpt2(adapters=replace(LORA, targets=("q", "v")))
         emit(plan_for(shape, dp_replicate=2, formats=FLOAT32, backend="nccl"), "llama-factory")
+
+
+def test_llama_factory_leaves_experts_in_sixteen_bits() -> None:
+    """Nothing there packs stacked experts, so it takes adapters of a mixture in sixteen bits alone."""
+    some = replace(LORA, targets=("q", "v"))
+    plan, packed = (
+        plan_for(tiny_mixtral(adapters=replace(some, method=method)), dp_replicate=2, formats=FROZEN, backend="nccl")
+        for method in ("lora", "qlora")
+    )
+    assert "lora_target: q_proj,v_proj" in emit(plan, "llama-factory")[PurePosixPath("llama_factory.yaml")]
+    with pytest.raises(StrategistError, match="qlora beside experts"):
+        emit(packed, "llama-factory")
