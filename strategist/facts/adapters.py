@@ -133,6 +133,18 @@ def as_trained(job: Job) -> Job:
 
 
 @cache
+def quantised_weights(shape: ModelShape) -> int:
+    """Frozen weights of the whole model that rest in four bits: under QLoRA those of all matrices of its layers."""
+    if shape.method != "qlora":
+        return 0
+    return sum(number * _quantised_of(build_layer(shape, kind)) for kind, number in layer_counts(shape).items())
+
+
+def _quantised_of(layer: Layer) -> int:
+    return sum(matrix.copies * matrix.weights for matrix in layer.matrices if not matrix.is_adapter)
+
+
+@cache
 def adapter_parameters(shape: ModelShape) -> int:
     """Trained weights of the whole model."""
     return sum(number * _adapters_of(build_layer(shape, kind)) for kind, number in layer_counts(shape).items())

@@ -10,6 +10,7 @@ from math import exp, sqrt
 
 from strategist.catalog import Row, rows
 from strategist.document.sizing import Goodput
+from strategist.facts.adapters import QUANTISED_BYTES, adapter_parameters, quantised_weights
 from strategist.facts.job import Job
 from strategist.facts.parameters import count
 from strategist.facts.profile import BYTES
@@ -47,9 +48,11 @@ def seconds_between_failures(arch: str) -> float:
 
 
 def checkpoint_bytes(job: Job) -> float:
-    """Bytes of all weights, frozen ones too, and of all optimizer state, master copies among it."""
-    each = BYTES[job.formats.parameter] + job.trainable * job.state_bytes
-    return count(job.model).total * each
+    """Bytes of all weights, frozen ones too, as they rest, and of all optimizer state, master copies among it."""
+    total, weight = count(job.model).total, BYTES[job.formats.parameter]
+    wider = adapter_parameters(job.model) * (BYTES[job.formats.gradient] - weight)
+    spared = quantised_weights(job.model) * (weight - QUANTISED_BYTES)
+    return total * (weight + job.trainable * job.state_bytes) + wider - spared
 
 
 def best_interval(write: float, between_failures: float) -> float:

@@ -19,7 +19,7 @@ from strategist import NoPlanError, load_model, recommend
 from strategist.ask import Given
 from strategist.cli.arguments import Command
 from strategist.document.sizing import Machines, Sizing
-from strategist.facts.adapters import as_trained
+from strategist.facts.adapters import as_trained, usual_targets, with_adapters
 from strategist.facts.job import Job
 from strategist.facts.profile import find_profile
 from strategist.facts.workload import Optimizer, Workload
@@ -108,6 +108,18 @@ def test_a_checkpoint_holds_what_a_whole_replica_keeps(framework: str, optimizer
     work = Workload(seq_len=1024, global_batch=8, optimizer=optimizer)
     shape = replace(load_model("gpt2"), frozen=frozen)
     asked = as_trained(Job(cluster=machine("dgx-h100"), model=shape, workload=work, profile=find_profile(framework)))
+    kept = peak_memory(asked, one(**filled(asked, {"dp": 8}))).terms
+    assert checkpoint_bytes(asked) == pytest.approx(kept["parameters"][0] + kept["optimizer"][0], abs=1)
+
+
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "olmoe-1b-7b"])
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_a_checkpoint_of_adapters_holds_frozen_weights_as_they_rest(model: str, method: str) -> None:
+    """In sixteen bits or in four, and adapters in the format of their gradients, as the ledger of memory counts them."""
+    shape = load_model(model)
+    shape = with_adapters(shape, method, 8, usual_targets(shape))
+    work = Workload(seq_len=512, global_batch=8, optimizer="adamw")
+    asked = as_trained(Job(cluster=machine("dgx-h100"), model=shape, workload=work, profile=find_profile()))
     kept = peak_memory(asked, one(**filled(asked, {"dp": 8}))).terms
     assert checkpoint_bytes(asked) == pytest.approx(kept["parameters"][0] + kept["optimizer"][0], abs=1)
 
