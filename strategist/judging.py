@@ -87,7 +87,7 @@ def predicted_source(source: Source, given: Given, flag: str) -> tuple[Predictio
     says = _together(given, foreign.says)
     _require_a_layout(says, reader.title, source.path, flag)
     found = _predicted(given, says, reader, layout_of(says, job.model.layers))
-    return found, (*foreign.findings, *_on_nodes(reader, source, job))
+    return found, (*foreign.findings, *_on_nodes(reader, source, job), *_left_wide(found, says))
 
 
 def _with_model(given: Given, reader: Reader, source: Source, flag: str) -> Given:
@@ -274,7 +274,13 @@ def _weighed(given: Given, says: Says, reader: Reader, layout: Layout) -> tuple[
         found = _predicted(given, says, reader, layout)
     except ImpossibleError as refusal:
         return None, (finding("illegal-layout", "layout", sentence=refusal.message, fix=refusal.hint or ""),)
-    return found, (*_illegal(found), *_too_large(given, says, reader, layout, found))
+    return found, (*_illegal(found), *_left_wide(found, says), *_too_large(given, says, reader, layout, found))
+
+
+def _left_wide(found: Prediction, says: Says) -> Iterator[Finding]:
+    """Experts that are counted in four bits, and that only some frameworks bring there."""
+    if found.model.method == "qlora" and found.model.moe is not None and not says.get("packs_experts"):
+        yield finding("experts-in-sixteen-bits", "method", model=found.model.name)
 
 
 def _illegal(found: Prediction) -> Iterator[Finding]:

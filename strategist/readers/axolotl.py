@@ -128,7 +128,8 @@ def _adapters(table: Mapping[str, Any]) -> Says:
     if method not in ("lora", "qlora"):
         return told(method="full" if method == "full" else None)
     targets = None if switched(table, "lora_target_linear") else lora_targets(table.get("lora_target_modules"))
-    return told(method=method, lora_rank=whole(table.get("lora_r")), lora_targets=targets)
+    packs = True if switched(table, "quantize_moe_experts") else None
+    return told(method=method, lora_rank=whole(table.get("lora_r")), lora_targets=targets, packs_experts=packs)
 
 
 def _engines(table: Mapping[str, Any]) -> Iterator[Finding]:

@@ -436,7 +436,34 @@ def test_a_sound_file_passes(name: str, tmp_path: Path) -> None:
 
 def test_every_fault_has_a_file() -> None:
     """No rule is without a test here; those of layouts are tested with model and machines."""
-    assert {case.rule for case in CASES} | {"illegal-layout", "does-not-fit", "deepspeed-hpz-node"} == set(traps())
+    assert {case.rule for case in CASES} | {
+        "illegal-layout",
+        "does-not-fit",
+        "deepspeed-hpz-node",
+        "experts-in-sixteen-bits",
+    } == set(traps())
+
+
+@pytest.mark.parametrize(
+    ("adapter", "packs", "model", "is_said"),
+    [
+        ("qlora", False, "mixtral-8x7b", True),
+        ("qlora", True, "mixtral-8x7b", False),
+        ("lora", False, "mixtral-8x7b", False),
+        ("qlora", False, "llama-3.1-8b", False),
+    ],
+)
+def test_experts_that_nothing_packs_are_named(
+    adapter: str, packs: bool, model: str, is_said: bool, tmp_path: Path
+) -> None:
+    """Under QLoRA of a mixture alone, and not where the file asks for packed experts; `predict` counts it too."""
+    path = tmp_path / "axolotl.yaml"
+    said = AXOLOTL | {"adapter": adapter, "lora_r": 8, "lora_target_linear": True, "quantize_moe_experts": packs}
+    path.write_text(yaml.safe_dump(said), encoding="utf-8")
+    beside = ("--model", model, "--hardware", "dgx-h100")
+    (judged,) = json.loads(call("validate", str(path), *beside, "--json").out)
+    assert ("experts-in-sixteen-bits" in {fault["rule"] for fault in judged["findings"]}) == is_said
+    assert ("faults" in call("predict", str(path), *beside).out) == is_said
 
 
 @pytest.mark.parametrize(
