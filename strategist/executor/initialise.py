@@ -56,19 +56,18 @@ class Home:
 class PackedHome:
     """Where this rank keeps a stack (F, E, H) of all experts' matrices in four bits: the bytes of one matrix after the other."""
 
-    parts: tuple[nn.Parameter, ...]
-    packed: tuple[Packed, ...]
+    experts: tuple[Home, ...]
 
     @property
     def size(self) -> torch.Size:
         """The size of the whole stack."""
-        rows, columns = self.packed[0].size
-        return torch.Size((rows, len(self.packed), columns))
+        rows, columns = self.experts[0].size
+        return torch.Size((rows, len(self.experts), columns))
 
     @property
     def dtype(self) -> torch.dtype:
         """The format in which its values are drawn."""
-        return torch.float32
+        return self.experts[0].dtype
 
     def take(self, whole: Tensor) -> None:
         """Keep this rank's part of the values."""
@@ -77,8 +76,7 @@ class PackedHome:
 
     def take_one(self, matrix: Tensor, expert: int) -> None:
         """Keep this rank's part of one expert's matrix (F, H)."""
-        part, bits = self.parts[expert], self.packed[expert].bytes_of(matrix.contiguous())
-        local_part(part).copy_(cut_like(part, bits))
+        self.experts[expert].take(matrix.contiguous())
 
 
 def homes(model: nn.Module, named: Mapping[str, nn.Parameter]) -> dict[str, Home | PackedHome]:
@@ -86,17 +84,15 @@ def homes(model: nn.Module, named: Mapping[str, nn.Parameter]) -> dict[str, Home
     slices that of the weight in one piece."""
     packed = {id(module.bits): module for module in model.modules() if isinstance(module, Packed)}
     found: dict[str, Home | PackedHome] = {}
-    stacks: dict[str, list[nn.Parameter]] = {}
+    stacks: dict[str, list[Home]] = {}
     for name, slices in by_weight(named).items():
         parts = tuple(named[part] for part in slices)
-        bits = packed.get(id(parts[0]))
-        if bits is not None and (end := BITS_OF_ONE.search(name)):
-            stacks.setdefault(name[: end.start()], []).extend(parts)
+        home = Home(parts, packed.get(id(parts[0])))
+        if home.packed is not None and (end := BITS_OF_ONE.search(name)):
+            stacks.setdefault(name[: end.start()], []).append(home)
         else:
-            found[name if bits is None else name.replace(BITS, ".weight")] = Home(parts, bits)
-    for name, experts in stacks.items():
-        found[name] = PackedHome(tuple(experts), tuple(packed[id(bits)] for bits in experts))
-    return found
+            found[name if home.packed is None else name.replace(BITS, ".weight")] = home
+    return found | {name: PackedHome(tuple(experts)) for name, experts in stacks.items()}
 
 
 @torch.no_grad()

@@ -137,10 +137,11 @@ def quantised_weights(shape: ModelShape) -> int:
     """Frozen weights of the whole model that rest in four bits: under QLoRA those of all matrices of its layers."""
     if shape.method != "qlora":
         return 0
-    return sum(number * _quantised_of(build_layer(shape, kind)) for kind, number in layer_counts(shape).items())
+    return sum(number * quantised_of(build_layer(shape, kind)) for kind, number in layer_counts(shape).items())
 
 
-def _quantised_of(layer: Layer) -> int:
+def quantised_of(layer: Layer) -> int:
+    """Those of one layer under QLoRA, biases left out."""
     return sum(matrix.copies * matrix.weights for matrix in layer.matrices if not matrix.is_adapter)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from strategist.facts.adapters import QUANTISED_BYTES
+from strategist.facts.adapters import QUANTISED_BYTES, quantised_of
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer
 from strategist.facts.model import ModelShape
@@ -136,10 +136,9 @@ def gathered_bytes(job: Job) -> float:
     quantised weights travel as they rest."""
     if job.model.method != "qlora":
         return 1.0
-    every = [matrix for layer in layers(job.model) for matrix in layer.matrices]
-    packed = sum(matrix.copies * matrix.weights for matrix in every if not matrix.is_adapter)
+    packed = sum(quantised_of(layer) for layer in layers(job.model))
     compute = BYTES[job.formats.compute]
-    total = sum(matrix.copies * matrix.weights for matrix in every)
+    total = sum(matrix.copies * matrix.weights for layer in layers(job.model) for matrix in layer.matrices)
     return (QUANTISED_BYTES * packed + compute * (total - packed)) / (compute * total)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from strategist.facts.adapters import QUANTISED_BYTES
+from strategist.facts.adapters import QUANTISED_BYTES, quantised_of
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer
@@ -86,7 +86,7 @@ def _unpacked_bytes(job: Job, layer: Layer) -> tuple[float, float]:
     """Bytes that are read and written to bring all quantised matrices of a layer back to the compute format, forward and backward."""
     if job.model.method != "qlora":
         return 0.0, 0.0
-    weights = sum(matrix.copies * matrix.weights for matrix in layer.matrices if not matrix.is_adapter)
+    weights = quantised_of(layer)
     if job.profile.kernels.unpacks == "gptq":
         return _GPTQ_BYTES * weights, 0.0
     once = (QUANTISED_BYTES + BYTES[job.formats.compute]) * weights
